@@ -5,7 +5,8 @@ use lowbit::{Checkpoint, GenerationOptions, SampleParams};
 use lowbit_files::{GenerationConfig, shown, shown_path};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// None for a different seed on each run. A type of its own: clap would take a plain `Option` for a flag that may be absent.
+/// None for a different seed on each run. A type of its own: clap would take a plain `Option` for a
+/// flag that may be absent.
 type Seed = Option<u64>;
 
 /// Flags of sampling. Those that are absent are as the checkpoint recommends.
@@ -18,18 +19,20 @@ pub struct SamplingOptions {
     /// Temperature; 0 takes the likeliest token [default: the model's recommendation, else 0].
     #[arg(long, visible_alias = "temperature")]
     temp: Option<f32>,
-    /// Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all, 0 the likeliest alone [default: the model's
-    /// recommendation, else 1].
+    /// Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all, 0 the likeliest
+    /// alone [default: the model's recommendation, else 1].
     #[arg(long)]
     top_p: Option<f32>,
-    /// Keep this many of the likeliest tokens; 0 keeps all [default: the model's recommendation, else 0].
+    /// Keep this many of the likeliest tokens; 0 keeps all
+    /// [default: the model's recommendation, else 0].
     #[arg(long)]
     top_k: Option<usize>,
-    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all [default: the model's recommendation, else 0].
+    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all
+    /// [default: the model's recommendation, else 0].
     #[arg(long)]
     min_p: Option<f32>,
-    /// Divide the logits of tokens already written (multiply those below zero); 1 leaves them [default: the model's
-    /// recommendation, else 1].
+    /// Divide the logits of tokens already written (multiply those below zero); 1 leaves them
+    /// [default: the model's recommendation, else 1].
     #[arg(long, visible_alias = "repeat-penalty")]
     repetition_penalty: Option<f32>,
     /// Subtract this from the logits of tokens already written.
@@ -41,8 +44,8 @@ pub struct SamplingOptions {
     /// The penalties look at this many last tokens [default: the model's recommendation, else 64].
     #[arg(long, visible_alias = "repeat-last-n")]
     repetition_context: Option<usize>,
-    /// Add to the logit of a token: 15043+1, 15043-1, 15043-inf (never written), or as JSON {"15043": 1}; may be given several
-    /// times.
+    /// Add to the logit of a token: 15043+1, 15043-1, 15043-inf (never written), or as JSON
+    /// {"15043": 1}; may be given several times.
     #[arg(long, short = 'l', value_name = "ID+BIAS", value_parser = Biases::parse)]
     logit_bias: Vec<Biases>,
     /// Seed of the random choices; -1 takes a different one on each run, and says which.
@@ -232,8 +235,8 @@ impl Sampling {
         &self.options
     }
 
-    /// The options of a reply after `replies` others. Each has a seed of its own: with that of the first, another answer to
-    /// the same message would be the same answer.
+    /// The options of a reply after `replies` others. Each has a seed of its own: with that of the
+    /// first, another answer to the same message would be the same answer.
     pub fn after(&self, replies: u64) -> GenerationOptions {
         let mut options = self.options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(replies);

@@ -15,7 +15,8 @@ pub struct Texts {
     /// Texts as llama.cpp takes them: one per line.
     #[arg(long, short, value_name = "LINES", conflicts_with = "file")]
     prompt: Option<String>,
-    /// A file with a text per line, or .jsonl: an object per line, whose `text` is one; `-` is standard input.
+    /// A file with a text per line, or .jsonl: an object per line, whose `text` is one; `-` is
+    /// standard input.
     #[arg(long, short)]
     file: Option<PathBuf>,
 }

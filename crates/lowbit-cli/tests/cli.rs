@@ -85,7 +85,8 @@ fn peak_memory_is_the_file_and_a_little() {
     let reply = json(&lowbit(&arguments).output().unwrap());
     let file = root().join("models/demo/model.safetensors").metadata().unwrap().len();
     let peak = reply["peak_memory_bytes"].as_u64().unwrap();
-    // Caches of 54 tokens are under 3 MB: two attention layers of 2 x 64 and six states of 8 x 64 x 64, in f32.
+    // Caches of 54 tokens are under 3 MB: two attention layers of 2 x 64 and six states of 8 x 64 x
+    // 64, in f32.
     assert!(peak <= file + 3_000_000 + 100_000_000, "{peak} bytes for a file of {file}");
 }
 
@@ -260,7 +261,8 @@ fn chat_goes_on_where_it_was() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("no chat template"));
 }
 
-/// Without --model, a chat is with the bundled model that was taught to chat. It knows its name, and what it was told.
+/// Without --model, a chat is with the bundled model that was taught to chat. It knows its name,
+/// and what it was told.
 #[test]
 fn the_bundled_demo_chats() {
     let mut chat = lowbit(&["chat", "--temp", "0", "--json"]);

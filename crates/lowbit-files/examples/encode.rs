@@ -1,4 +1,5 @@
-//! Prints the token ids of texts, a line each, as llama.cpp's tests keep them (`tools/compare_vocabularies`).
+//! Prints the token ids of texts, a line each, as llama.cpp's tests keep them
+//! (`tools/compare_vocabularies`).
 //!
 //! `encode MODEL TEXTS`: a GGUF file or a checkpoint's folder, and a file of texts with a line
 //! `__ggml_vocab_test__` between them.

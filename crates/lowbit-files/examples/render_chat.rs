@@ -1,5 +1,6 @@
-//! Renders chats for `tools/compare_templates.py`: a line of standard input is a JSON object with `template`, `messages`,
-//! `add_generation_prompt` and `variables`; a line of standard output has its `text` or its `error`.
+//! Renders chats for `tools/compare_templates.py`: a line of standard input is a JSON object with
+//! `template`, `messages`, `add_generation_prompt` and `variables`; a line of standard output has
+//! its `text` or its `error`.
 
 use std::io::{BufRead, Write};
 use std::path::Path;

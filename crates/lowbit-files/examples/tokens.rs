@@ -1,8 +1,8 @@
 //! Token ids of texts and chats, for `tools/compare_tokenizers.py`.
 //!
-//! `tokens MODEL`: a GGUF file or a checkpoint's folder. A line of standard input is a JSON object: `text` and `add_special`, or
-//! `messages`, `tools` and `add_generation_prompt`. A line of standard output has `ids`, of a chat also the rendered `text`;
-//! or `error`.
+//! `tokens MODEL`: a GGUF file or a checkpoint's folder. A line of standard input is a JSON object:
+//! `text` and `add_special`, or `messages`, `tools` and `add_generation_prompt`. A line of standard
+//! output has `ids`, of a chat also the rendered `text`; or `error`.
 
 use std::io::{BufRead, Write};
 use std::path::Path;

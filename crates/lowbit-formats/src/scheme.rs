@@ -4,7 +4,8 @@
 use crate::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, Minifloat};
 use half::f16;
 
-/// The longest [`Codec::RUN`](crate::Codec::RUN): a buffer of this many values holds a run of any format.
+/// The longest [`Codec::RUN`](crate::Codec::RUN): a buffer of this many values holds a run of any
+/// format.
 pub const MAX_RUN: usize = 256;
 
 /// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a

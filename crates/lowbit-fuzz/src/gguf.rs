@@ -4,7 +4,8 @@ use lowbit_files::{ChatTemplate, Tensors, Tokenizer};
 
 use crate::{check_view, file};
 
-/// A GGUF file: its metadata and tensors, its tokenizer and chat template, and what writing it again gives.
+/// A GGUF file: its metadata and tensors, its tokenizer and chat template, and what writing it
+/// again gives.
 pub fn gguf(data: &[u8]) {
     let bytes = Bytes::copy_from_slice(data);
     let Ok(parsed) = gguf::parse(&bytes, &file()) else { return };

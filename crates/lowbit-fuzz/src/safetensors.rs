@@ -4,7 +4,8 @@ use lowbit_files::{Tensors, safetensors};
 
 use crate::{check_view, file};
 
-/// A safetensors file: what is accepted, the `safetensors` package accepts too, with the same tensors.
+/// A safetensors file: what is accepted, the `safetensors` package accepts too, with the same
+/// tensors.
 pub fn safetensors(data: &[u8]) {
     let bytes = Bytes::copy_from_slice(data);
     let Ok(parsed) = safetensors::parse(&bytes, &file()) else { return };

@@ -14,7 +14,8 @@ const DEFAULT_TAG: &str = "Q4_K_M";
 /// The most models that a message names.
 const NAMED: usize = 30;
 
-/// The files of a checkpoint that are read beside the tensors, and chat templates and modules in their folders.
+/// The files of a checkpoint that are read beside the tensors, and chat templates and modules in
+/// their folders.
 const FILES: [&str; 18] = [
     "generation_config.json",
     "tokenizer_config.json",

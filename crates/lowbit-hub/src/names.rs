@@ -1,6 +1,7 @@
 //! Names that may become a path or a part of an address: plain ones, and nothing else.
 //!
-//! A hub's answer is not trusted. Commits, ETags and file names reach the file system only as these types.
+//! A hub's answer is not trusted. Commits, ETags and file names reach the file system only as these
+//! types.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -18,8 +19,9 @@ const ETAG: usize = 128;
 /// The hosts of the hub's pages.
 const HOSTS: [&str; 3] = ["huggingface.co/", "hf.co/", "www.huggingface.co/"];
 
-/// `org/name` or `org/name:tag`, also as the address of the hub's page or file: `https://huggingface.co/org/name`,
-/// `hf.co/org/name:tag`, `https://huggingface.co/org/name/resolve/main/FILE.gguf`, whose tag is the file's name.
+/// `org/name` or `org/name:tag`, also as the address of the hub's page or file:
+/// `https://huggingface.co/org/name`, `hf.co/org/name:tag`,
+/// `https://huggingface.co/org/name/resolve/main/FILE.gguf`, whose tag is the file's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ModelName<'a> {
     /// The name as the user wrote it.
@@ -62,7 +64,8 @@ fn address(text: &str) -> Option<&str> {
     host.or_else(|| text.strip_prefix("hf://"))
 }
 
-/// The repository of a page's path, and the file of it that the page shows. Only the main branch is read.
+/// The repository of a page's path, and the file of it that the page shows. Only the main branch is
+/// read.
 fn page(path: &str) -> Option<(&str, Option<&str>)> {
     let path = path.split(['?', '#']).next().unwrap_or_default();
     let Some((start, _)) = path.match_indices('/').nth(1) else { return Some((path, None)) };
@@ -95,8 +98,9 @@ impl Commit {
     }
 }
 
-/// The name of a file in a repository's top folder, where all files of a model are but for chat templates with names,
-/// `additional_chat_templates/NAME.jinja`, and sentence-transformers' modules, `1_Pooling/config.json`.
+/// The name of a file in a repository's top folder, where all files of a model are but for chat
+/// templates with names, `additional_chat_templates/NAME.jinja`, and sentence-transformers'
+/// modules, `1_Pooling/config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileName(String);
 

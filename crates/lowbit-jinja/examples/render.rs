@@ -1,4 +1,5 @@
-//! Renders a chat: `cargo run --example render -- chat_template.jinja <<<'[{"role": "user", "content": "Hi"}]'`.
+//! Renders a chat:
+//! `cargo run --example render -- chat_template.jinja <<<'[{"role": "user", "content": "Hi"}]'`.
 
 use std::error::Error;
 

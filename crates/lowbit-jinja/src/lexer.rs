@@ -111,7 +111,8 @@ impl<'s> Lexer<'s> {
         found
     }
 
-    /// Text before a tag, as far as the tag leaves it: `-` strips all space, and without `+` a block strips its line's.
+    /// Text before a tag, as far as the tag leaves it: `-` strips all space, and without `+` a
+    /// block strips its line's.
     fn data(&mut self, end: usize, sign: Option<u8>, strip_line: bool) {
         let mut text = &self.source[self.at..end];
         if sign == Some(b'-') {

@@ -266,7 +266,8 @@ impl Run<'_> {
         }
     }
 
-    /// Sorts by the first of each pair, stably. A comparison may fail, which the standard library's sorts do not allow.
+    /// Sorts by the first of each pair, stably. A comparison may fail, which the standard library's
+    /// sorts do not allow.
     pub(super) fn sort<T>(&self, mut items: Vec<(Value, T)>, reverse: bool) -> Fallible<Vec<(Value, T)>> {
         if items.len() < 2 {
             return Ok(items);

@@ -8,7 +8,8 @@ use super::lexer::Token;
 use super::meter::{Fallible, Fault};
 use super::show::shown;
 
-/// Nested blocks, parentheses, lists and prefix operators. CPython takes 200 parentheses and 20 blocks.
+/// Nested blocks, parentheses, lists and prefix operators. CPython takes 200 parentheses and 20
+/// blocks.
 const SOURCE_DEPTH: usize = 120;
 
 pub(super) struct Parser<'s> {

@@ -154,7 +154,8 @@ fn write_quoted(text: &str, out: &mut String, meter: &Meter) -> Fallible<()> {
     Ok(())
 }
 
-/// As Python's `str.isprintable`. Rust's `Debug` has the same rule, but escapes combining characters at a start.
+/// As Python's `str.isprintable`. Rust's `Debug` has the same rule, but escapes combining
+/// characters at a start.
 pub(super) fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();

@@ -1,8 +1,8 @@
 //! Python's values, as far as templates see them.
 //!
-//! Containers never change after they were made, and know how deeply they nest; what does change (namespaces, macros'
-//! scopes, loops) lies with the interpreter, and values hold its number. So there are no cycles, and no chain of values
-//! is dropped recursively beyond a known depth.
+//! Containers never change after they were made, and know how deeply they nest; what does change
+//! (namespaces, macros' scopes, loops) lies with the interpreter, and values hold its number. So
+//! there are no cycles, and no chain of values is dropped recursively beyond a known depth.
 
 use std::cell::Cell;
 use std::hash::{Hash, Hasher};

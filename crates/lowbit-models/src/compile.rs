@@ -60,7 +60,8 @@ pub fn dry_chat(model: &Model, options: &GenerationOptions) -> Result<(), ModelE
     dry_generation(model, &[12, 24, 48, 96, 192, 384], options)
 }
 
-/// For [`Model::load_compiled`]: texts of several lengths, alone and together, as [`Model::pooled`] runs them.
+/// For [`Model::load_compiled`]: texts of several lengths, alone and together, as [`Model::pooled`]
+/// runs them.
 ///
 /// # Errors
 /// As [`Model::pooled`].

@@ -321,11 +321,12 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A GGUF list of flags, one per layer, or the length of a pattern of which the last layer's flag alone is false; `length` is
-    /// llama.cpp's.
+    /// A GGUF list of flags, one per layer, or the length of a pattern of which the last layer's
+    /// flag alone is false; `length` is llama.cpp's.
     ///
     /// # Errors
-    /// [`ModelError::File`] when it is there and neither; [`ModelError::Config`] for a list of another length.
+    /// [`ModelError::File`] when it is there and neither; [`ModelError::Config`] for a list of
+    /// another length.
     pub fn gguf_pattern(&self, gguf: &str, length: usize, layers: usize) -> Result<Vec<bool>, ModelError> {
         let Source::Gguf { metadata, .. } = &self.source else { return Ok(vec![]) };
         let key = self.gguf_key(gguf);

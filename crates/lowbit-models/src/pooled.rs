@@ -1,6 +1,7 @@
 //! Whole texts as one vector each: the states after the final norm, pooled.
 //!
-//! Source: sentence-transformers 6.2 `Pooling`; llama.cpp (llama-cpp-python 0.3.36) `llm_graph_context::build_pooling`.
+//! Source: sentence-transformers 6.2 `Pooling`; llama.cpp (llama-cpp-python 0.3.36)
+//! `llm_graph_context::build_pooling`.
 
 use crate::generate::chunk;
 use crate::layers::{Residual, Step};
@@ -14,8 +15,8 @@ use lowbit_kernels::Tensor;
 pub struct Pooled<'a> {
     /// Its tokens.
     pub tokens: &'a [u32],
-    /// The first tokens that are not pooled, but read: those of a prompt. The last one is pooled in any case where
-    /// [`Pooling::Last`] is asked for.
+    /// The first tokens that are not pooled, but read: those of a prompt. The last one is pooled in
+    /// any case where [`Pooling::Last`] is asked for.
     pub skip: usize,
 }
 
@@ -36,7 +37,8 @@ impl Pool {
         Self { pooling, skip, seen: 0, sum: vec![0.0; hidden_size], pooled: 0 }
     }
 
-    /// Takes the states of the next tokens, one row each. For [`Pooling::Last`] only the text's last row comes.
+    /// Takes the states of the next tokens, one row each. For [`Pooling::Last`] only the text's
+    /// last row comes.
     fn take(&mut self, rows: &[f32]) {
         for row in rows.chunks_exact(self.sum.len()) {
             let is_pooled = match self.pooling {
@@ -63,13 +65,13 @@ impl Pool {
 }
 
 impl Model {
-    /// The pooled states of each text, `[hidden_size]` values each: those that the output layer would read, f32 sums.
-    /// Texts are run together as far as a pass holds them, and a text that is longer in parts, so that memory is bounded
-    /// by the longest text, not by their number.
+    /// The pooled states of each text, `[hidden_size]` values each: those that the output layer
+    /// would read, f32 sums. Texts are run together as far as a pass holds them, and a text that is
+    /// longer in parts, so that memory is bounded by the longest text, not by their number.
     ///
     /// # Errors
-    /// [`ModelError::InSequence`] with the error of [`Self::forward`] for a text, or [`ModelError::Pooled`] for states
-    /// that are NaN or infinite.
+    /// [`ModelError::InSequence`] with the error of [`Self::forward`] for a text, or
+    /// [`ModelError::Pooled`] for states that are NaN or infinite.
     pub fn pooled(&self, texts: &[Pooled<'_>], pooling: Pooling) -> Result<Vec<Vec<f32>>, ModelError> {
         if texts.is_empty() {
             return Ok(vec![]);

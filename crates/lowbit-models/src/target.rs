@@ -53,10 +53,10 @@ impl Target {
         })
     }
 
-    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so
-    /// that it can be a [parameter](crate::tape::Parameter). Activations are of the given type, or of
-    /// [the device's](Device::activations_for_gradients): bf16 on tensor cores, where products of f32 are a tenth as
-    /// fast.
+    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of
+    /// the checkpoint's, so that it can be a [parameter](crate::tape::Parameter). Activations are
+    /// of the given type, or of [the device's](Device::activations_for_gradients): bf16 on tensor
+    /// cores, where products of f32 are a tenth as fast.
     ///
     /// # Errors
     /// As [`Device::host`].
@@ -90,9 +90,10 @@ impl Target {
         Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
     }
 
-    /// For sequences of up to `context` tokens, where that decides what is computed: LongRoPE's frequencies have one set of
-    /// divisors up to the original training's length, and another one beyond. By default sequences may be as long as the model's
-    /// context, as in mlx-lm and llama.cpp; transformers goes by the tokens that there are.
+    /// For sequences of up to `context` tokens, where that decides what is computed: LongRoPE's
+    /// frequencies have one set of divisors up to the original training's length, and another one
+    /// beyond. By default sequences may be as long as the model's context, as in mlx-lm and
+    /// llama.cpp; transformers goes by the tokens that there are.
     pub fn with_context(self, context: Option<usize>) -> Self {
         Self { context, ..self }
     }

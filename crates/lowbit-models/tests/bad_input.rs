@@ -1,4 +1,5 @@
-//! Damaged and contradictory checkpoints, and inputs that a model cannot take: each a clear error, never a panic.
+//! Damaged and contradictory checkpoints, and inputs that a model cannot take: each a clear error,
+//! never a panic.
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
@@ -98,7 +99,8 @@ fn a_configuration_that_lacks_or_contradicts_is_refused() {
     assert!(tiny.refused().contains("qwen3_5_moe"), "what is supported is listed");
 }
 
-/// Sizes that would take minutes or gigabytes, or whose products wrap, are compared with the tensors first.
+/// Sizes that would take minutes or gigabytes, or whose products wrap, are compared with the
+/// tensors first.
 #[test]
 fn absurd_sizes_are_refused_at_once() {
     let start = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Kernels are compiled before a model runs: on Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU` names.
-//! A test alone in its process: it counts what the device compiles.
+//! Kernels are compiled before a model runs: on Vulkan, which a software driver gives everywhere,
+//! or on what `LOWBIT_GPU` names. A test alone in its process: it counts what the device compiles.
 #![cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 
 mod support;

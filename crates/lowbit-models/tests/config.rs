@@ -421,7 +421,8 @@ fn make_mlx(tiny: &mut Tiny) {
     }
 }
 
-/// Only the layers of full attention, so that nothing but the checkpoint's kind says how norms are stored.
+/// Only the layers of full attention, so that nothing but the checkpoint's kind says how norms are
+/// stored.
 fn attention_only(name: &str) -> Tiny {
     let mut tiny = Tiny::open(name);
     let full = {
@@ -542,7 +543,8 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// The tables hold: what has no effect changes nothing, what is fixed is refused, and what is computed is refused or shows.
+/// The tables hold: what has no effect changes nothing, what is fixed is refused, and what is
+/// computed is refused or shows.
 #[test]
 fn each_key_does_what_its_table_says() {
     // The table of a whole has them; other code reads them.

@@ -1,4 +1,5 @@
-//! A quantised model distilled from the one that it was made from, and likelihoods, on the CPU and, in builds that have one, on a GPU.
+//! A quantised model distilled from the one that it was made from, and likelihoods, on the CPU and,
+//! in builds that have one, on a GPU.
 
 mod support;
 
@@ -123,7 +124,8 @@ fn blocks_that_are_computed_again_have_the_same_gradients() {
     assert_repeats(&Device::cpu(Some(2)).unwrap());
 }
 
-/// Two passes are equal to the last bit, one of which keeps all that gradients need, and the other what goes into blocks.
+/// Two passes are equal to the last bit, one of which keeps all that gradients need, and the other
+/// what goes into blocks.
 fn assert_repeats(device: &Device) {
     let [(kl, gradients), (again, same)] = [Kept::Ops, Kept::Blocks].map(|kept| distilled(device, kept));
     assert_eq!(gradients.len(), same.len());

@@ -87,7 +87,8 @@ fn pairs_of_no_section_are_not_rotated() {
         logits(&with("qwen3_5-gguf", "qwen35.rope.dimension_sections", value).unwrap())
     };
     let own = plain("qwen3_5-gguf");
-    // Sections interleave: of four pairs the fourth is the first section's second, and the sixth the third's second.
+    // Sections interleave: of four pairs the fourth is the first section's second, and the sixth
+    // the third's second.
     assert_eq!(run([2, 1, 1, 0]), own);
     assert_ne!(run([1, 1, 1, 1]), own);
     assert_ne!(run([3, 0, 1, 0]), own);

@@ -1,5 +1,6 @@
-//! Whole models on a GPU against the CPU: the demo model and the tiny checkpoints of every architecture. Runs on
-//! Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU` names.
+//! Whole models on a GPU against the CPU: the demo model and the tiny checkpoints of every
+//! architecture. Runs on Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU`
+//! names.
 #![cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 
 mod support;

@@ -1,4 +1,5 @@
-//! The tape's gradients of whole models against torch's autograd (`tools/peer_vectors/gradients.py`), for every architecture.
+//! The tape's gradients of whole models against torch's autograd
+//! (`tools/peer_vectors/gradients.py`), for every architecture.
 
 mod support;
 
@@ -101,7 +102,8 @@ fn agree_with_torch(device: &Device) {
             let kept = got.len().min(MOST);
             assert_eq!(kept, want.len(), "{name}: {parameter}");
             let some = (0..kept).map(|i| f64::from(got[i * got.len() / kept]));
-            // Few values may be small by chance: a share of the whole norm is their share of its size.
+            // Few values may be small by chance: a share of the whole norm is their share of its
+            // size.
             let share = f64::from(*whole) * (kept as f64 / got.len() as f64).sqrt();
             let size = norm(want.iter().map(|&x| x.into())).max(share);
             let error = norm(some.zip(want).map(|(got, &want)| got - f64::from(want))) / size;
@@ -131,12 +133,14 @@ fn gpu_gradients_of_16_bits_are_near_those_of_32() {
     are_near_f32(&support::gpu());
 }
 
-/// The largest errors of torch's gradients where all is bf16, relative to the norms of those in f32: the models and losses of
-/// `gradients.py`, torch 2.11 and transformers 5.17, on the CPU and on an H100 alike (`layers.2.self_attn.q_proj` and
-/// `layers.0.input_layernorm`). Routers choose other experts where logits are rounded, so only models without them are compared.
+/// The largest errors of torch's gradients where all is bf16, relative to the norms of those in
+/// f32: the models and losses of `gradients.py`, torch 2.11 and transformers 5.17, on the CPU and
+/// on an H100 alike (`layers.2.self_attn.q_proj` and `layers.0.input_layernorm`). Routers choose
+/// other experts where logits are rounded, so only models without them are compared.
 const OF_BF16: [(&str, f64); 2] = [("qwen3", 0.034), ("qwen3_5", 0.192)];
 
-/// No gradient in bf16 is farther from f32 than torch's farthest; a term that is missing changes some by about all they are.
+/// No gradient in bf16 is farther from f32 than torch's farthest; a term that is missing changes
+/// some by about all they are.
 fn are_near_f32(device: &Device) {
     for (name, most) in OF_BF16 {
         let of = |device, activations| gradients(&load_with(name, device, activations), &texts());

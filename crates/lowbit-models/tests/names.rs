@@ -1,4 +1,5 @@
-//! Checkpoints whose tensors have other names, or more of them: read, or refused with the names that are there.
+//! Checkpoints whose tensors have other names, or more of them: read, or refused with the names
+//! that are there.
 
 use safetensors::Dtype;
 use serde_json::json;
@@ -10,7 +11,8 @@ mod tiny;
 const HUGGING_FACE: [&str; 7] =
     ["llama2", "mistral", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"];
 
-/// The logits of the model `name` with every tensor renamed by `rename`, or the error of loading it.
+/// The logits of the model `name` with every tensor renamed by `rename`, or the error of loading
+/// it.
 fn renamed(name: &str, rename: impl Fn(&str) -> String) -> Result<u64, String> {
     let mut tiny = Tiny::open(name);
     tiny.tensors = tiny.tensors.into_iter().map(|(name, tensor)| (rename(&name), tensor)).collect();

@@ -1,6 +1,6 @@
-//! Whole models against transformers in f32: tiny random checkpoints of every architecture, every dimension
-//! different, and the demo model. `tests/vectors/models/<name>/` holds a checkpoint as a directory, as a GGUF file, or
-//! both, and what transformers made of its weights.
+//! Whole models against transformers in f32: tiny random checkpoints of every architecture, every
+//! dimension different, and the demo model. `tests/vectors/models/<name>/` holds a checkpoint as a
+//! directory, as a GGUF file, or both, and what transformers made of its weights.
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
@@ -31,7 +31,8 @@ fn load(path: &Path, device: &Device) -> Model {
     Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// All logits of `tokens`, run through an empty cache in pieces of the given sizes (the last one again and again).
+/// All logits of `tokens`, run through an empty cache in pieces of the given sizes (the last one
+/// again and again).
 fn logits(model: &Model, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {
     let (mut cache, mut rest, mut all) = (model.cache(), tokens, vec![]);
     let mut sizes = pieces.iter().copied();
@@ -182,9 +183,10 @@ fn the_demo_model_agrees_with_transformers() {
     }
 }
 
-/// Rounding activations to 8 bits, and keys and values to f16, costs little of what the model says. What 8 bits per group
-/// come to: a value is off by up to 1/254 of its group's greatest, some 1 % of a typical one, and a layer adds the errors of
-/// many as noise: 1.6 % of the logits and a KL of 0.0004 here. A fault in one tile, format or scale moves them by far more.
+/// Rounding activations to 8 bits, and keys and values to f16, costs little of what the model says.
+/// What 8 bits per group come to: a value is off by up to 1/254 of its group's greatest, some 1 %
+/// of a typical one, and a layer adds the errors of many as noise: 1.6 % of the logits and a KL of
+/// 0.0004 here. A fault in one tile, format or scale moves them by far more.
 #[test]
 fn the_default_arithmetic_stays_close_to_the_exact_one() {
     let checkpoint = Checkpoint::open(&root().join("models/demo-4bit")).unwrap();

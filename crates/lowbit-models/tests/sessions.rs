@@ -1,5 +1,5 @@
-//! Replies after one another in one session, on the CPU and, in builds that have one, on a GPU: what a session keeps
-//! from reply to reply changes nothing about them.
+//! Replies after one another in one session, on the CPU and, in builds that have one, on a GPU:
+//! what a session keeps from reply to reply changes nothing about them.
 
 mod support;
 
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
 use support::{PROMPT, load, load_with_cache, root};
 
-/// The demo model on the CPU, also with its cache in f16, and on a GPU. On software that stands for one, a small model of the same
-/// architecture, there and on the CPU.
+/// The demo model on the CPU, also with its cache in f16, and on a GPU. On software that stands for
+/// one, a small model of the same architecture, there and on the CPU.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let demo = root().join("models/demo-4bit");
@@ -130,7 +130,8 @@ fn a_fork_goes_its_own_way() {
         let first = session.generate(start.clone(), &greedy, |_| Continue(())).unwrap();
         let second = fork.generate(start, &greedy, |_| Continue(())).unwrap();
         assert_eq!(first.tokens, second.tokens);
-        // And on, after what was written: the replayed steps left the caches as single steps would have.
+        // And on, after what was written: the replayed steps left the caches as single steps would
+        // have.
         assert_eq!(logits(&mut session), logits(&mut fork));
 
         // Between replies: whichever goes on first, the other one stays where it was.
@@ -153,7 +154,8 @@ fn a_fork_goes_its_own_way() {
     }
 }
 
-/// The demo has gated delta nets and goes back to marks; a model of attention alone goes back anywhere.
+/// The demo has gated delta nets and goes back to marks; a model of attention alone goes back
+/// anywhere.
 #[test]
 fn a_session_that_went_back_is_one_that_never_went_on() {
     let attention = root().join("tests/vectors/models/qwen3");

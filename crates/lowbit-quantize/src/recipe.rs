@@ -145,9 +145,9 @@ impl<'a> Recipe<'a> {
     /// already are decoded in f32 first; weights whose format stays keep their bytes. `progress` is
     /// called as [`Progress`] says, and stops the run by returning `Break`.
     ///
-    /// The output is [`Staged`](lowbit_files::staging::Staged): it gets its name once all of it is on the disk. If the run ends
-    /// earlier, for whatever reason, nothing has that name, or still the checkpoint that was to be
-    /// replaced.
+    /// The output is [`Staged`](lowbit_files::staging::Staged): it gets its name once all of it is
+    /// on the disk. If the run ends earlier, for whatever reason, nothing has that name, or still
+    /// the checkpoint that was to be replaced.
     ///
     /// # Errors
     /// [`QuantizeError`], for instance for an output that exists or may not be replaced, a

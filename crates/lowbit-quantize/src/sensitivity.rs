@@ -47,8 +47,8 @@ struct Choice {
     cost: f64,
 }
 
-/// Rules for a checkpoint in `format`, which is affine: a number of bits for each weight that has no
-/// rule of its own and is not a router. All weights together have at most
+/// Rules for a checkpoint in `format`, which is affine: a number of bits for each weight that has
+/// no rule of its own and is not a router. All weights together have at most
 /// [`Budget::bits_per_weight`], and rounding costs as little as possible, to second order. The
 /// rules that were asked for come first. `progress` is called with the number of windows done and
 /// of all windows, also while weights are rounded. A checkpoint of 8 bits is written below

@@ -16,8 +16,8 @@ pub struct EmbedOptions {
     pub pooling: Option<Pooling>,
     /// True if embeddings are divided by their length; `None` leaves it to the checkpoint.
     pub normalize: Option<bool>,
-    /// The number of elements that are kept, for models that were trained so that the first ones suffice (Matryoshka). What
-    /// is kept is normalised again.
+    /// The number of elements that are kept, for models that were trained so that the first ones
+    /// suffice (Matryoshka). What is kept is normalised again.
     pub dimensions: Option<usize>,
 }
 
@@ -87,11 +87,12 @@ pub struct Embedder<'m> {
 }
 
 impl<'m> Embedder<'m> {
-    /// Makes embeddings as `checkpoint`, which `model` and `tokenizer` are of, says and `options` change it.
+    /// Makes embeddings as `checkpoint`, which `model` and `tokenizer` are of, says and `options`
+    /// change it.
     ///
     /// # Errors
-    /// [`Error::File`] for settings that cannot be read or are not computed; [`Error::Pooling`], [`Error::Ranks`],
-    /// [`Error::Prompt`] and [`Error::Dimensions`].
+    /// [`Error::File`] for settings that cannot be read or are not computed; [`Error::Pooling`],
+    /// [`Error::Ranks`], [`Error::Prompt`] and [`Error::Dimensions`].
     pub fn new(
         checkpoint: &Checkpoint,
         (model, tokenizer): (&'m Model, &'m Tokenizer),
@@ -128,7 +129,8 @@ impl<'m> Embedder<'m> {
         self.dimensions
     }
 
-    /// The tokens of `text`, with the prompt before it and what the tokenizer adds, cut to what the model reads.
+    /// The tokens of `text`, with the prompt before it and what the tokenizer adds, cut to what the
+    /// model reads.
     ///
     /// # Errors
     /// [`Error::File`] when the tokenizer has no token for a part of it.
@@ -142,8 +144,8 @@ impl<'m> Embedder<'m> {
     /// The embedding of each text, in their order.
     ///
     /// # Errors
-    /// Those of [`Self::tokens`]; [`Error::Model`] for a text without tokens, and for states that are NaN or infinite;
-    /// [`Error::Kernel`] when a GPU fails.
+    /// Those of [`Self::tokens`]; [`Error::Model`] for a text without tokens, and for states that
+    /// are NaN or infinite; [`Error::Kernel`] when a GPU fails.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>, Error> {
         let tokens = texts.iter().map(|text| Ok(self.tokens(text.as_ref())?.ids));
         self.embed_tokens(&tokens.collect::<Result<Vec<_>, Error>>()?)

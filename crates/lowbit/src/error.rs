@@ -33,7 +33,8 @@ pub enum Error {
     /// A checkpoint that cannot be quantised.
     #[error(transparent)]
     Quantize(QuantizeError),
-    /// A checkpoint whose texts are to be embedded, but which does not say how their states are pooled.
+    /// A checkpoint whose texts are to be embedded, but which does not say how their states are
+    /// pooled.
     #[error(
         "{}: nothing says how the states of a text become its embedding (modules.json with its folder, or pooling_type of GGUF): if it is \
          an embedding model, name its pooling: last, mean or cls", shown_path(.path)

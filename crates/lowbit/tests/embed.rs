@@ -13,8 +13,8 @@ use serde_json::json;
 use std::ops::ControlFlow::Continue;
 use std::path::Path;
 
-/// The error of sums in another order, as a part of an embedding's length: 21 products, one after the other, each of up to
-/// 160 terms in f32.
+/// The error of sums in another order, as a part of an embedding's length: 21 products, one after
+/// the other, each of up to 160 terms in f32.
 const BOUND: f32 = 21.0 * 160.0 * f32::EPSILON / 2.0;
 
 fn embed(path: &Path, options: &EmbedOptions, exact: bool) -> Result<Vec<Vec<f32>>, Error> {

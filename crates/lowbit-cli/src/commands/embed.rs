@@ -30,10 +30,12 @@ pub struct Arguments {
     /// Leave embeddings as long as they come.
     #[arg(long, overrides_with = "normalize", help_heading = "Embedding")]
     no_normalize: bool,
-    /// Keep the first N elements, for a model that was trained for it (Matryoshka); they are normalised again.
+    /// Keep the first N elements, for a model that was trained for it (Matryoshka); they are
+    /// normalised again.
     #[arg(long, value_name = "N", value_parser = at_least_one(), help_heading = "Embedding")]
     dimensions: Option<usize>,
-    /// Print the cosine of the angle between each two texts, a row per text, instead of the embeddings.
+    /// Print the cosine of the angle between each two texts, a row per text, instead of the
+    /// embeddings.
     #[arg(long)]
     similarity: bool,
     /// Numbers with spaces between them, a line per text, or one JSON array of arrays.

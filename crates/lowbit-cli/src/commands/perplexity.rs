@@ -18,8 +18,8 @@ pub struct Arguments {
     /// Several models to compare with one teacher, each as --model takes it.
     #[arg(value_name = "MODEL", requires = "compare", conflicts_with_all = ["model", "hf_repo"])]
     models: Vec<String>,
-    /// The model that others were made from, as --model takes it: prints what llama-perplexity's --kl-divergence prints, with
-    /// both models run side by side and no file of logits.
+    /// The model that others were made from, as --model takes it: prints what llama-perplexity's
+    /// --kl-divergence prints, with both models run side by side and no file of logits.
     #[arg(long, value_name = "TEACHER")]
     compare: Option<String>,
     #[command(flatten)]
@@ -33,12 +33,13 @@ pub struct Arguments {
     /// The tokens of a window that are scored.
     #[arg(long, value_enum, default_value_t = Score::All)]
     score: Score,
-    /// With --compare, on the CPU: round activations to 8 bits, as other commands do, instead of computing as with --exact. It is faster, and
-    /// its own error adds to the divergences: it about doubles those of a model in 8 bits.
+    /// With --compare, on the CPU: round activations to 8 bits, as other commands do, instead of
+    /// computing as with --exact. It is faster, and its own error adds to the divergences: it about
+    /// doubles those of a model in 8 bits.
     #[arg(long, requires = "compare", conflicts_with = "exact")]
     no_exact: bool,
-    /// Draw the divergences by position in the window, by layer (for models of as many as the teacher), and against bits per weight, into
-    /// this SVG file.
+    /// Draw the divergences by position in the window, by layer (for models of as many as the
+    /// teacher), and against bits per weight, into this SVG file.
     #[arg(long, value_name = "FILE.svg", requires = "compare")]
     plot: Option<PathBuf>,
     /// Write the divergences by position in the window and by layer into this CSV file.
@@ -118,8 +119,9 @@ impl Arguments {
     }
 }
 
-/// The tokens of `text` as they are scored, and the bos that begins each window. By llama.cpp's rule special tokens that are
-/// spelled in the text are text, and windows begin as the whole text does.
+/// The tokens of `text` as they are scored, and the bos that begins each window. By llama.cpp's
+/// rule special tokens that are spelled in the text are text, and windows begin as the whole text
+/// does.
 pub fn scored(
     tokenizer: &Tokenizer,
     text: &str,

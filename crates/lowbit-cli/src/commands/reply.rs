@@ -15,15 +15,16 @@ use std::time::Duration;
 /// Prompts of fewer tokens get no progress bar.
 const LONG_PROMPT: usize = 512;
 
-/// In a session, a second Ctrl-C ends the program if the first has not stopped the reply for this long.
+/// In a session, a second Ctrl-C ends the program if the first has not stopped the reply for this
+/// long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Limits of a reply and what is printed about it.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Text")]
 pub struct ReplyOptions {
-    /// Tokens that prompts and replies may take together; 0 takes the model's context [default: what memory holds, at most
-    /// the model's context].
+    /// Tokens that prompts and replies may take together; 0 takes the model's context
+    /// [default: what memory holds, at most the model's context].
     #[arg(long, short, value_name = "TOKENS")]
     ctx_size: Option<usize>,
     /// End before this text; may be given several times. An empty one is ignored.
@@ -54,8 +55,8 @@ impl ReplyOptions {
         self.ctx_size.filter(|&tokens| tokens > 0)
     }
 
-    /// Tokens that prompts and replies may take together. A limit that was not asked for is said, and one that the model cannot
-    /// meet.
+    /// Tokens that prompts and replies may take together. A limit that was not asked for is said,
+    /// and one that the model cannot meet.
     pub fn context(&self, loaded: &Loaded) -> Result<usize, Failure> {
         let (tokens, note) = context(loaded, self.ctx_size)?;
         if let Some(note) = note {
@@ -81,7 +82,8 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// For a reply after which the program ends: Ctrl-C stops its text, but ends the program during the prompt.
+    /// For a reply after which the program ends: Ctrl-C stops its text, but ends the program during
+    /// the prompt.
     pub fn once(interrupts: &'a Interrupts, screen: Option<Screen>) -> Self {
         Self { interrupts, screen, in_session: false, bar: None, error: None }
     }
@@ -196,7 +198,8 @@ impl Reply {
         Self { seed: (sampling.temperature > 0.0).then_some(sampling.seed), ..self }
     }
 
-    /// The limit that ended the reply, if one did: `context` tokens of prompts and replies, or `most` of this reply.
+    /// The limit that ended the reply, if one did: `context` tokens of prompts and replies, or
+    /// `most` of this reply.
     pub fn cut(&self, context: usize, most: usize) -> Option<String> {
         match self.finish {
             Finish::Length if self.tokens.len() >= most => Some(format!("[cut by --max-tokens {most}]")),

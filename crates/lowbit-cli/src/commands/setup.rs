@@ -9,14 +9,15 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// NVIDIA's run-time compiler and CUDA's headers, without the rest of its toolkit: from the Python package index into
-    /// lowbit's cache, some 50 MB.
+    /// NVIDIA's run-time compiler and CUDA's headers, without the rest of its toolkit: from the
+    /// Python package index into lowbit's cache, some 50 MB.
     Cuda(Cuda),
 }
 
 #[derive(clap::Args)]
 struct Cuda {
-    /// The version of CUDA, as in 13.0, of which nothing newer is taken [default: what NVIDIA's driver knows].
+    /// The version of CUDA, as in 13.0, of which nothing newer is taken
+    /// [default: what NVIDIA's driver knows].
     #[arg(long, value_name = "MAJOR.MINOR", value_parser = version)]
     cuda_version: Option<(u32, u32)>,
     /// Another package index, with JSON answers [default: PIP_INDEX_URL, or the public one].
@@ -125,8 +126,8 @@ mod brought {
         }
     }
 
-    /// The newest compiler that a driver for `newest` can use, and headers of the same version. A driver knows all devices
-    /// that it runs on, and so does a compiler of its version.
+    /// The newest compiler that a driver for `newest` can use, and headers of the same version. A
+    /// driver knows all devices that it runs on, and so does a compiler of its version.
     fn choose(index: &Index, newest: (u32, u32)) -> Result<(Wheel, Wheel), Failure> {
         let suffix = match newest.0 {
             13.. => "",

@@ -1,11 +1,13 @@
-//! Chat templates by name, as llama.cpp's `--chat-template NAME` has them: written here as Jinja, after the formats that the models'
-//! makers describe, and compared with what llama.cpp makes of conversations.
+//! Chat templates by name, as llama.cpp's `--chat-template NAME` has them: written here as Jinja,
+//! after the formats that the models' makers describe, and compared with what llama.cpp makes of
+//! conversations.
 
 use Shape::{Each, Program, Roles};
 
 /// The frames that a template puts around messages.
 enum Shape {
-    /// All roles alike: what stands before a message, in which `@` is its role, and after it; what an answer begins with.
+    /// All roles alike: what stands before a message, in which `@` is its role, and after it; what
+    /// an answer begins with.
     Each { before: &'static str, after: &'static str, answer: &'static str },
     /// The text before and after the messages of each role; what an answer begins with.
     Roles { system: Frame, user: Frame, assistant: Frame, answer: &'static str },
@@ -19,7 +21,8 @@ type Frame = Option<(&'static str, &'static str)>;
 /// True if the white space around messages is trimmed.
 type Trims = bool;
 
-/// The template of this name, as Jinja. It begins with the text's first token, which a model need not have.
+/// The template of this name, as Jinja. It begins with the text's first token, which a model need
+/// not have.
 pub fn find(name: &str) -> Option<String> {
     let (_, start, trims, shape) = TEMPLATES.iter().find(|(names, ..)| names.contains(&name))?;
     let content = if *trims { "m.content | trim" } else { "m.content" };
@@ -366,7 +369,8 @@ const TEMPLATES: &[(&[&str], &str, Trims, Shape)] = &[
     (&["rwkv-world"], "", false, Program(RWKV_WORLD)),
 ];
 
-// In Mistral's and Llama 2's formats an instruction is open from its first message, be it the system's, to the user's.
+// In Mistral's and Llama 2's formats an instruction is open from its first message, be it the
+// system's, to the user's.
 const MISTRAL_V1: &str = "{% set s = namespace(open=false) %}{% for m in messages %}\
     {% if not s.open %}{{ ' [INST] ' }}{% set s.open = true %}{% endif %}\
     {% if m.role == 'system' %}{{ m.content + '\\n\\n' }}{% elif m.role == 'user' %}{{ m.content + ' [/INST]' }}\

@@ -54,8 +54,8 @@ fn messages_are_what_templates_expect() {
     assert_eq!(template(source).render(&messages, true).unwrap(), "[user] a\n[assistant] b\n\nTrue");
 }
 
-/// As transformers 5.24 has it: what a message has as null it does not have, but an argument may be null, and the content
-/// beside calls, for which DeepSeek's templates ask.
+/// As transformers 5.24 has it: what a message has as null it does not have, but an argument may be
+/// null, and the content beside calls, for which DeepSeek's templates ask.
 #[test]
 fn null_fields_of_messages_are_absent() {
     let source =

@@ -1,8 +1,9 @@
 //! The settings by which a checkpoint's texts become embeddings: the files that
 //! sentence-transformers writes beside a model, and llama.cpp's `pooling_type`.
 //!
-//! Source: sentence-transformers 6.2, `BaseModel._load_modules`, `Transformer`, `Pooling` and `Normalize`; llama.cpp
-//! (llama-cpp-python 0.3.36) `llama_pooling_type` and `TextModel._try_set_pooling_type`.
+//! Source: sentence-transformers 6.2, `BaseModel._load_modules`, `Transformer`, `Pooling` and
+//! `Normalize`; llama.cpp (llama-cpp-python 0.3.36) `llama_pooling_type` and
+//! `TextModel._try_set_pooling_type`.
 
 use std::path::PathBuf;
 
@@ -116,8 +117,8 @@ impl Checkpoint {
     /// The checkpoint's settings for embeddings.
     ///
     /// # Errors
-    /// [`FileError::Value`] for modules and values that lowbit does not compute, and for malformed ones;
-    /// [`FileError::Json`] and [`FileError::Io`].
+    /// [`FileError::Value`] for modules and values that lowbit does not compute, and for malformed
+    /// ones; [`FileError::Json`] and [`FileError::Io`].
     pub fn embedding_config(&self) -> Result<EmbeddingConfig, FileError> {
         if let Some(metadata) = self.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?;
@@ -327,7 +328,8 @@ impl Checkpoint {
     }
 }
 
-/// The files with which sentence-transformers pools as a GGUF file says, and normalises as llama.cpp does.
+/// The files with which sentence-transformers pools as a GGUF file says, and normalises as
+/// llama.cpp does.
 pub(super) fn companions(pooling: Pooling) -> Vec<Companion> {
     let module = |index: usize, folder: &str, class: &str| json!({ "idx": index, "name": index.to_string(), "path": folder, "type": format!("sentence_transformers.models.{class}") });
     let modules = json!([

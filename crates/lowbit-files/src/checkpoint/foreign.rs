@@ -196,7 +196,8 @@ const CLASSES: &[(&str, &str)] = &[
     ("EncoderModel", "makes embeddings"),
 ];
 
-/// Parts of the names of classes that attend to both sides. Those of decoders, such as Qwen3Model, end in Model, too.
+/// Parts of the names of classes that attend to both sides. Those of decoders, such as Qwen3Model,
+/// end in Model, too.
 const ENCODERS: [&str; 18] = [
     "Albert",
     "Bart",

@@ -43,9 +43,10 @@ impl AsRef<[u8]> for Map {
 #[allow(unsafe_code)]
 pub(crate) fn map(path: &Path) -> Result<Bytes, FileError> {
     let file = open_regular(path)?;
-    // SAFETY: the map is private and read-only. What Rust cannot rule out is another process that writes to the file
-    // or truncates it while it is mapped (a fault on access then, see `report_cut_files`); like every reader of mapped
-    // weights, this one requires that model files are left alone while a model is loaded.
+    // SAFETY: the map is private and read-only. What Rust cannot rule out is another process that
+    // writes to the file or truncates it while it is mapped (a fault on access then, see
+    // `report_cut_files`); like every reader of mapped weights, this one requires that model files
+    // are left alone while a model is loaded.
     let map = unsafe { memmap2::MmapOptions::new().map(&file) }.map_err(FileError::io(path))?;
     if is_pointer(&map) {
         return Err(FileError::Pointer { file: path.into() });
@@ -69,8 +70,8 @@ pub(crate) fn zeros(len: usize) -> std::io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
-/// Gives the memory of whole pages of a mapped file back to the system; they are read from the file again when they are
-/// needed. Does nothing to bytes that are not of a map.
+/// Gives the memory of whole pages of a mapped file back to the system; they are read from the file
+/// again when they are needed. Does nothing to bytes that are not of a map.
 #[allow(unsafe_code)]
 pub(crate) fn release(bytes: &[u8]) {
     #[cfg(target_os = "linux")]
@@ -81,8 +82,8 @@ pub(crate) fn release(bytes: &[u8]) {
         let (start, end) = (range.start.addr().next_multiple_of(page), range.end.addr() / page * page);
         if start < end {
             let start = bytes.as_ptr().wrapping_add(start - range.start.addr());
-            // SAFETY: whole pages of a private, read-only map of a file, which holds the same bytes when they are read again.
-            // That it failed, changes nothing.
+            // SAFETY: whole pages of a private, read-only map of a file, which holds the same bytes
+            // when they are read again. That it failed, changes nothing.
             unsafe { libc::madvise(start.cast_mut().cast(), end - start.addr(), libc::MADV_DONTNEED) };
         }
     }

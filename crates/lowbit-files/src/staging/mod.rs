@@ -1,11 +1,13 @@
 //! Output that has its final name only when it is whole.
 //!
-//! A [`Staged`] file or directory is written beside its final name, synced, and renamed. So a reader finds all of it or
-//! nothing (or all of what it replaces), whatever ends the writer: an error, a full disk, a signal, a loss of power.
+//! A [`Staged`] file or directory is written beside its final name, synced, and renamed. So a
+//! reader finds all of it or nothing (or all of what it replaces), whatever ends the writer: an
+//! error, a full disk, a signal, a loss of power.
 //!
-//! While it is written it is called `NAME.lowbit-partial`, and its writer holds a lock on it (`flock`), which the system
-//! releases when the process ends, however that happens. So a second writer of the same output is refused, and what a
-//! killed one has left is recognised and removed by the next.
+//! While it is written it is called `NAME.lowbit-partial`, and its writer holds a lock on it
+//! (`flock`), which the system releases when the process ends, however that happens. So a second
+//! writer of the same output is refused, and what a killed one has left is recognised and removed
+//! by the next.
 
 mod regular;
 mod rename;
@@ -32,13 +34,14 @@ pub use unfinished::remove_unfinished;
 pub enum Existing {
     /// Nothing may.
     Refuse,
-    /// A directory that holds config.json and no folders, or a regular file that is empty or is what the [`Content`] says, is
-    /// replaced at once: at every moment the old or the new one is whole under the name, where the file system can exchange
-    /// two names.
+    /// A directory that holds config.json and no folders, or a regular file that is empty or is
+    /// what the [`Content`] says, is replaced at once: at every moment the old or the new one is
+    /// whole under the name, where the file system can exchange two names.
     Replace(Content),
 }
 
-/// Output that is being written. Dropped before [`Self::commit`], it is removed, unless it is to be [continued](Self::continued).
+/// Output that is being written. Dropped before [`Self::commit`], it is removed, unless it is to be
+/// [continued](Self::continued).
 #[derive(Debug)]
 pub struct Staged {
     kind: Kind,
@@ -65,11 +68,12 @@ enum Kind {
 pub const SUFFIX: &str = ".lowbit-partial";
 
 impl Staged {
-    /// A directory, empty for now, that will be called `output`. Folders that its path lacks are made.
+    /// A directory, empty for now, that will be called `output`. Folders that its path lacks are
+    /// made.
     ///
     /// # Errors
-    /// [`FileError::Exists`]; [`FileError::Output`] for a path that names nothing of its own, what may not be replaced,
-    /// and an output that another process is writing; [`FileError::Io`].
+    /// [`FileError::Exists`]; [`FileError::Output`] for a path that names nothing of its own, what
+    /// may not be replaced, and an output that another process is writing; [`FileError::Io`].
     pub fn directory(output: &Path, existing: Existing) -> Result<Self, FileError> {
         Self::new(output, existing, Kind::Directory, false)
     }
@@ -82,8 +86,8 @@ impl Staged {
         Self::new(output, existing, Kind::File, false)
     }
 
-    /// As [`Self::file`], but with what an earlier writer, which is gone, has written of it, for the caller to check and to go on
-    /// from. Dropped before [`Self::commit`], it stays.
+    /// As [`Self::file`], but with what an earlier writer, which is gone, has written of it, for
+    /// the caller to check and to go on from. Dropped before [`Self::commit`], it stays.
     ///
     /// # Errors
     /// As [`Self::directory`].
@@ -134,7 +138,8 @@ impl Staged {
         &mut self.handle
     }
 
-    /// Waits until everything is on the disk, which takes longest; [`Self::commit`] is quick after it.
+    /// Waits until everything is on the disk, which takes longest; [`Self::commit`] is quick after
+    /// it.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -280,7 +285,8 @@ fn remove_folders(made: &[PathBuf]) {
     }
 }
 
-/// Makes `path` and locks it; what a writer that is gone has left there is removed first, unless it `stays`.
+/// Makes `path` and locks it; what a writer that is gone has left there is removed first, unless it
+/// `stays`.
 fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, FileError> {
     // Each turn but the last lost a race against another process.
     for _ in 0..100 {
@@ -305,7 +311,8 @@ fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, Fi
                 let problem = format!("is being written by another process, in {}", path.display());
                 return Err(refuse(output, problem));
             }
-            // A file system without locks: what is new here is ours, and of the rest nothing is known.
+            // A file system without locks: what is new here is ours, and of the rest nothing is
+            // known.
             Err(TryLockError::Error(_)) if new => return Ok(handle),
             Err(TryLockError::Error(_)) => {
                 let problem = "was left behind, or is being written by another process: remove it if not";

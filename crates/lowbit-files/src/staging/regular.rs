@@ -1,5 +1,5 @@
-//! The paths that outputs may have. Outputs are regular files: opening a FIFO waits for its other end, and a device may
-//! do anything.
+//! The paths that outputs may have. Outputs are regular files: opening a FIFO waits for its other
+//! end, and a device may do anything.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek};
@@ -10,7 +10,8 @@ use rustix::fs::{Mode, OFlags};
 use super::refuse;
 use crate::FileError;
 
-/// The files that an output may replace: those of its own kind, so that a mistyped name costs nothing.
+/// The files that an output may replace: those of its own kind, so that a mistyped name costs
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
     /// As messages call it: "a GGUF file".
@@ -25,7 +26,8 @@ impl Content {
     /// A GGUF file.
     pub const GGUF: Self = Self { name: "a GGUF file", begins: b"GGUF" };
 
-    /// Checks that the file at `path` is empty or has this content, and is a regular file, not a link to one.
+    /// Checks that the file at `path` is empty or has this content, and is a regular file, not a
+    /// link to one.
     ///
     /// # Errors
     /// [`FileError::Output`]; [`FileError::Io`].
@@ -50,7 +52,8 @@ impl Content {
     }
 }
 
-/// Opens a regular file without waiting: a FIFO has nobody at its other end, and a device may do anything.
+/// Opens a regular file without waiting: a FIFO has nobody at its other end, and a device may do
+/// anything.
 ///
 /// # Errors
 /// [`FileError::Output`] for what is no regular file; [`FileError::Io`].
@@ -90,14 +93,15 @@ pub(super) fn check_regular(path: &Path, metadata: &Metadata) -> Result<(), File
     Err(refuse(path, format!("is {what}; an output is a regular file")))
 }
 
-/// The path beside an output with `suffix` after its name; slashes that its path may end with are not part of the name.
+/// The path beside an output with `suffix` after its name; slashes that its path may end with are
+/// not part of the name.
 pub fn beside(output: &Path, suffix: &str) -> PathBuf {
     let name = output.file_name().unwrap_or_default();
     output.with_file_name([name, suffix.as_ref()].join("".as_ref()))
 }
 
-/// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended. `None`
-/// where there is no working directory.
+/// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest
+/// is appended. `None` where there is no working directory.
 pub fn resolved(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let (existing, resolved) =

@@ -1,13 +1,15 @@
-//! A directory's declarations of tokens outside tokenizer.json: more tokens, and the tokens with names such as
-//! `bos_token`.
+//! A directory's declarations of tokens outside tokenizer.json: more tokens, and the tokens with
+//! names such as `bos_token`.
 //!
-//! If tokenizer_config.json has `added_tokens_decoder`, no other file is read. Without it, special_tokens_map.json goes
-//! before tokenizer_config.json, and added_tokens.json has further tokens. Tokens that tokenizer.json lacks get the
-//! next free ids, in the order of the ids that these files give them; named tokens come next, then special ones without
-//! a name. Only tokenizer.json decides if bos comes before a text: `add_bos_token` in tokenizer_config.json does
+//! If tokenizer_config.json has `added_tokens_decoder`, no other file is read. Without it,
+//! special_tokens_map.json goes before tokenizer_config.json, and added_tokens.json has further
+//! tokens. Tokens that tokenizer.json lacks get the next free ids, in the order of the ids that
+//! these files give them; named tokens come next, then special ones without a name. Only
+//! tokenizer.json decides if bos comes before a text: `add_bos_token` in tokenizer_config.json does
 //! nothing beside it.
 //!
-//! Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend.__init__`.
+//! Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained` and
+//! `TokenizersBackend.__init__`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -39,7 +41,8 @@ impl Declared {
     /// Reads the files of `checkpoint`, a directory.
     ///
     /// # Errors
-    /// [`FileError::Json`] and [`FileError::Value`]; [`FileError::Tokenizer`] for more tokens than are supported.
+    /// [`FileError::Json`] and [`FileError::Value`]; [`FileError::Tokenizer`] for more tokens than
+    /// are supported.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, FileError> {
         let config = checkpoint.tokenizer_config()?;
         let decoder = config.and_then(|(file, config)| Some((file, config.get("added_tokens_decoder")?)));

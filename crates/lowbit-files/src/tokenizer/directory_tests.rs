@@ -1,5 +1,5 @@
-//! Tokens and templates are the same in a directory, in the GGUF file made of it, in a copy of the directory and in a
-//! directory made of the GGUF file.
+//! Tokens and templates are the same in a directory, in the GGUF file made of it, in a copy of the
+//! directory and in a directory made of the GGUF file.
 
 use std::path::Path;
 
@@ -38,7 +38,8 @@ fn tokenizer(added: &[Json]) -> Json {
     })
 }
 
-/// A checkpoint without tensors of these files. Values that are texts are files as they are, others are JSON.
+/// A checkpoint without tensors of these files. Values that are texts are files as they are, others
+/// are JSON.
 fn checkpoint(folder: &Path, files: &[(&str, Json)]) -> Checkpoint {
     std::fs::write(folder.join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
     std::fs::write(folder.join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
@@ -73,7 +74,8 @@ fn rendered(template: Option<ChatTemplate>) -> [String; 2] {
     [render(Json::Null), render(json!([{"name": "f"}]))]
 }
 
-/// The tokenizers and templates of a directory, of the GGUF file made of it, of a copy, and of a directory made of the file.
+/// The tokenizers and templates of a directory, of the GGUF file made of it, of a copy, and of a
+/// directory made of the file.
 fn everywhere(files: &[(&str, Json)]) -> Vec<(Tokenizer, Option<ChatTemplate>)> {
     let [folder, copied, exported] = [(); 3].map(|()| TempDir::new().unwrap());
     let source = checkpoint(folder.path(), files);
@@ -97,7 +99,8 @@ fn everywhere(files: &[(&str, Json)]) -> Vec<(Tokenizer, Option<ChatTemplate>)> 
     vec![directory(folder.path()), gguf, directory(copied.path()), directory(exported.path())]
 }
 
-/// Checks tokens (id, text, whether it is special), bos, eos, and the ids of a text: all are transformers' 5.24.
+/// Checks tokens (id, text, whether it is special), bos, eos, and the ids of a text: all are
+/// transformers' 5.24.
 #[track_caller]
 fn assert_tokens(
     files: &[(&str, Json)],
@@ -124,7 +127,8 @@ fn tokens_that_the_settings_alone_declare_are_tokens() {
         "bos_token": "<s>",
         "added_tokens_decoder": {"97": token("<x>", true), "96": {"content": "<y>"}, "120": token("<z>", false)},
     });
-    // Neither of the other files counts beside `added_tokens_decoder`; an id that would leave a gap is not kept.
+    // Neither of the other files counts beside `added_tokens_decoder`; an id that would leave a gap
+    // is not kept.
     let files = [
         ("tokenizer.json", tokenizer(&[])),
         ("tokenizer_config.json", config),

@@ -23,7 +23,8 @@ thread_local! {
 
 /// The time left to the encoding that runs on this thread.
 struct Budget {
-    /// Before this, the time cannot be up; the processor's clock takes longer to read than this one.
+    /// Before this, the time cannot be up; the processor's clock takes longer to read than this
+    /// one.
     end: Option<Instant>,
     /// When it is up, by [`processor_time`].
     processor_end: Duration,

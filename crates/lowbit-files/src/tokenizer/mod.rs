@@ -78,21 +78,23 @@ impl Tokenizer {
         gguf::load(metadata)
     }
 
-    /// The tokenizer and chat template of the directory `checkpoint` as GGUF's `tokenizer.*`, for a model with `vocab_size`
-    /// embeddings: the tokens and templates that running the directory has.
+    /// The tokenizer and chat template of the directory `checkpoint` as GGUF's `tokenizer.*`, for a
+    /// model with `vocab_size` embeddings: the tokens and templates that running the directory has.
     ///
     /// # Errors
-    /// [`FileError::Tokenizer`] for what GGUF has no name for: a tokenizer that is no byte-level BPE, or one that cuts text
-    /// in a way that no value of `tokenizer.ggml.pre` stands for.
+    /// [`FileError::Tokenizer`] for what GGUF has no name for: a tokenizer that is no byte-level
+    /// BPE, or one that cuts text in a way that no value of `tokenizer.ggml.pre` stands for.
     pub fn gguf_entries(checkpoint: &Checkpoint, vocab_size: usize) -> Result<GgufTokenizer, FileError> {
         gguf::entries(checkpoint, vocab_size)
     }
 
-    /// The tokenizer and the chat templates of a GGUF file as transformers' files tokenizer.json and tokenizer_config.json, for a
-    /// model whose context has `model_max_length` tokens. The ids are those that [`Self::from_gguf`] makes.
+    /// The tokenizer and the chat templates of a GGUF file as transformers' files tokenizer.json
+    /// and tokenizer_config.json, for a model whose context has `model_max_length` tokens. The ids
+    /// are those that [`Self::from_gguf`] makes.
     ///
     /// # Errors
-    /// As [`Self::from_gguf`]; [`FileError::Tokenizer`] for more added tokens than tokenizer.json may have here.
+    /// As [`Self::from_gguf`]; [`FileError::Tokenizer`] for more added tokens than tokenizer.json
+    /// may have here.
     pub fn companions(
         metadata: &Metadata,
         model_max_length: Option<usize>,
@@ -116,12 +118,12 @@ impl Tokenizer {
         Self { engine: Arc::new(engine), special }
     }
 
-    /// The ids of `text`. Special tokens are recognised in the text; `add_special` also puts those around it that the
-    /// model expects (usually bos before).
+    /// The ids of `text`. Special tokens are recognised in the text; `add_special` also puts those
+    /// around it that the model expects (usually bos before).
     ///
     /// # Errors
-    /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text, or would not
-    /// terminate.
+    /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text, or would
+    /// not terminate.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
         Ok(self.around(self.engine.encode(text, add_special)?, add_special))
     }
@@ -133,9 +135,9 @@ impl Tokenizer {
         before.into_iter().chain(ids).chain(after).collect()
     }
 
-    /// The ids of `text`, which a chat template made: as transformers has it for a directory, without tokens around it;
-    /// as llama.cpp's server has it for GGUF, with those that the file wants around every text, once, even if the
-    /// template wrote them.
+    /// The ids of `text`, which a chat template made: as transformers has it for a directory,
+    /// without tokens around it; as llama.cpp's server has it for GGUF, with those that the file
+    /// wants around every text, once, even if the template wrote them.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -149,8 +151,8 @@ impl Tokenizer {
         self.encode(text, true)
     }
 
-    /// The ids of `text` where special tokens that are spelled in it are text like any other; `add_special` is as in
-    /// [`Self::encode`]. Added tokens that are not special are recognised.
+    /// The ids of `text` where special tokens that are spelled in it are text like any other;
+    /// `add_special` is as in [`Self::encode`]. Added tokens that are not special are recognised.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -158,8 +160,9 @@ impl Tokenizer {
         Ok(self.around(self.engine.encode_as_text(text, add_special)?, add_special))
     }
 
-    /// The text of `ids`, special tokens as they are spelled. An id without a token has no text: a model may have more rows
-    /// than its tokenizer has tokens. Bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids`, special tokens as they are spelled. An id without a token has no text: a
+    /// model may have more rows than its tokenizer has tokens. Bytes that are no UTF-8 become
+    /// U+FFFD.
     ///
     /// # Errors
     /// [`FileError::Tokenizer`] when the tokenizer's decoder fails.
@@ -195,7 +198,8 @@ impl Tokenizer {
         self.engine.is_special(id)
     }
 
-    /// True if `id` is an added token, special or not: [`Self::encode`] gives it wherever a text spells it.
+    /// True if `id` is an added token, special or not: [`Self::encode`] gives it wherever a text
+    /// spells it.
     pub fn is_added(&self, id: u32) -> bool {
         self.engine.is_added(id)
     }

@@ -1,4 +1,5 @@
-//! A tokenizer's steps: the crate's, but with patterns whose errors are not dropped, and with a time limit.
+//! A tokenizer's steps: the crate's, but with patterns whose errors are not dropped, and with a
+//! time limit.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +23,8 @@ pub(super) type Inner =
 /// Bytes of a pattern.
 const PATTERN: usize = 16 << 10;
 
-/// The most backtracking steps per match. No published pattern takes as many as its text has characters.
+/// The most backtracking steps per match. No published pattern takes as many as its text has
+/// characters.
 const BACKTRACKS: usize = 1_000_000;
 
 /// The end of most published patterns: white space, but not the last of it before a word.
@@ -74,8 +76,8 @@ impl Matcher {
     }
 }
 
-/// True for a quantifier that keeps what it took (`?+`, `*+`, `++`): the automaton's parser takes it for a repetition that
-/// is repeated, and `x?+` for any number of `x`.
+/// True for a quantifier that keeps what it took (`?+`, `*+`, `++`): the automaton's parser takes
+/// it for a repetition that is repeated, and `x?+` for any number of `x`.
 fn is_possessive(pattern: &str) -> bool {
     let (mut class, mut is_quantified) = (0u32, false);
     let mut characters = pattern.chars();

@@ -4,13 +4,14 @@ use crate::FileError;
 /// The most tokens that a character can span: one per byte.
 const CHARACTER: usize = 4;
 
-/// Decodes token by token. What [`Self::push`] and [`Self::flush`] return, joined, is the text that the tokens add to
-/// the context's; a character that spans tokens comes out whole, with its last token.
+/// Decodes token by token. What [`Self::push`] and [`Self::flush`] return, joined, is the text that
+/// the tokens add to the context's; a character that spans tokens comes out whole, with its last
+/// token.
 #[derive(Debug)]
 pub struct TokenStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// A token whose text was returned already (text depends on what is before it: SentencePiece drops the space at the
-    /// start), then those whose text was not.
+    /// A token whose text was returned already (text depends on what is before it: SentencePiece
+    /// drops the space at the start), then those whose text was not.
     window: Vec<u32>,
     /// The start of the window's text that was returned already.
     emitted: String,
@@ -31,7 +32,8 @@ impl<'t> TokenStream<'t> {
         Ok(Self { tokenizer, window, emitted })
     }
 
-    /// The text that `id` completes, if any; a special token's is its spelling. Ids without a token have none.
+    /// The text that `id` completes, if any; a special token's is its spelling. Ids without a token
+    /// have none.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -43,7 +45,8 @@ impl<'t> TokenStream<'t> {
         let text = self.tokenizer.decode(&self.window)?;
         let stable = complete(&text);
         let whole = stable.len() == text.len();
-        // Until a byte-fallback run is whole, the text of all its bytes is U+FFFD, even of characters that are out.
+        // Until a byte-fallback run is whole, the text of all its bytes is U+FFFD, even of
+        // characters that are out.
         if !whole && !stable.starts_with(&self.emitted) {
             return Ok(None);
         }
@@ -79,7 +82,8 @@ fn is_anchor(tokenizer: &Tokenizer, id: u32) -> bool {
     tokenizer.engine.token(id).is_some_and(|token| !is_byte(&token))
 }
 
-/// `text` without the end that later tokens may change: bytes that stop inside a character decode as U+FFFD.
+/// `text` without the end that later tokens may change: bytes that stop inside a character decode
+/// as U+FFFD.
 fn complete(text: &str) -> &str {
     text.trim_end_matches(char::REPLACEMENT_CHARACTER)
 }

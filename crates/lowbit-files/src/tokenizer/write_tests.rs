@@ -1,4 +1,5 @@
-//! Directories' tokenizers that are written to GGUF: SentencePiece's, and cuts whose names are found by their patterns.
+//! Directories' tokenizers that are written to GGUF: SentencePiece's, and cuts whose names are
+//! found by their patterns.
 
 use std::path::Path;
 
@@ -35,7 +36,8 @@ fn a_sentencepiece_directory_has_the_scores_of_the_file_it_was_made_of() {
     }
 }
 
-/// The SentencePiece vectors' tokenizer.json, changed by `change`, as GGUF; the warnings or the error.
+/// The SentencePiece vectors' tokenizer.json, changed by `change`, as GGUF; the warnings or the
+/// error.
 fn sentencepiece_to_gguf(change: impl Fn(&mut Json)) -> Result<(Tokenizer, Vec<String>), String> {
     let (metadata, warnings) = to_gguf(&metadata("sentencepiece.gguf"), change)?;
     Ok((Tokenizer::from_gguf(&metadata).unwrap(), warnings))
@@ -175,7 +177,8 @@ fn cuts_have_a_name_however_their_pattern_is_spelled() {
         named("seed-coder", &|json| pattern(json, 0, r"|\p{N}|", r"|\p{N}{1}|")),
         Ok("seed-coder".into())
     );
-    // Merges lead to each token, so it does not matter that words that are tokens stay whole, as in gpt-oss.
+    // Merges lead to each token, so it does not matter that words that are tokens stay whole, as in
+    // gpt-oss.
     let whole = |json: &mut Json| json["model"]["ignore_merges"] = true.into();
     assert_eq!(named("gpt-4o", &whole), Ok("gpt-4o".into()));
     let unmerged = |json: &mut Json| {

@@ -1,5 +1,6 @@
-//! GLM-4 (0414) and GLM-Z1: norms before and after attention and MLP, half of each head rotated in pairs of neighbours.
-//! Source: transformers 5.24 `models/glm4`; mlx-lm 0.32 `models/glm4.py`; llama.cpp `src/models/glm4.cpp`.
+//! GLM-4 (0414) and GLM-Z1: norms before and after attention and MLP, half of each head rotated in
+//! pairs of neighbours. Source: transformers 5.24 `models/glm4`; mlx-lm 0.32 `models/glm4.py`;
+//! llama.cpp `src/models/glm4.cpp`.
 
 use super::biases::{Biases, Promise, QKV};
 use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder};

@@ -1,5 +1,6 @@
-//! Granite 3 and 4, dense: Llama's block, with factors of the embedding, of scores, of what each layer adds, and of logits.
-//! Source: transformers 5.24 `models/granite`; mlx-lm 0.32 `models/granite.py`; llama.cpp `src/models/granite.cpp`.
+//! Granite 3 and 4, dense: Llama's block, with factors of the embedding, of scores, of what each
+//! layer adds, and of logits. Source: transformers 5.24 `models/granite`; mlx-lm 0.32
+//! `models/granite.py`; llama.cpp `src/models/granite.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::llama::ROPE_DIVISORS;

@@ -1,6 +1,6 @@
-//! Ministral 3: Mistral's block, whose queries grow with their position beyond the original training's context.
-//! Source: transformers 5.24 `models/{ministral3,mistral3}`; mlx-lm 0.32 `models/ministral3.py`; llama.cpp
-//! `src/models/mistral3.cpp`.
+//! Ministral 3: Mistral's block, whose queries grow with their position beyond the original
+//! training's context. Source: transformers 5.24 `models/{ministral3,mistral3}`; mlx-lm 0.32
+//! `models/ministral3.py`; llama.cpp `src/models/mistral3.cpp`.
 
 use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, permuted, window};
 use crate::keys::Fixed::{Float, Int};

@@ -1,5 +1,5 @@
-//! Mixtral: Mistral's attention and a mixture of experts in every layer.
-//! Source: transformers 5.24 `models/mixtral`; mlx-lm 0.32 `models/mixtral.py`; llama.cpp `src/models/llama.cpp`.
+//! Mixtral: Mistral's attention and a mixture of experts in every layer. Source: transformers 5.24
+//! `models/mixtral`; mlx-lm 0.32 `models/mixtral.py`; llama.cpp `src/models/llama.cpp`.
 
 use super::llama::ROPE_DIVISORS;
 use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, permuted, window};

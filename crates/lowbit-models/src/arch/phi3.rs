@@ -1,5 +1,6 @@
 //! Phi-3 and Phi-4: Llama's block, with q, k and v in one matrix, and gate and up in another.
-//! Source: transformers 5.24 `models/phi3`; mlx-lm 0.32 `models/phi3.py`; llama.cpp `src/models/phi3.cpp`.
+//! Source: transformers 5.24 `models/phi3`; mlx-lm 0.32 `models/phi3.py`; llama.cpp
+//! `src/models/phi3.cpp`.
 
 use super::{Architecture, Conversion, LONG_ROPE, ModelType, TiedByDefault, decoder, window};
 use crate::keys::Fixed::Float;

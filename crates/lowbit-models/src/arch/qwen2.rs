@@ -1,5 +1,6 @@
-//! Qwen2 and 2.5, QwQ, and DeepSeek-R1's distillations into them: Llama's block with biases on q, k and v.
-//! Source: transformers 5.24 `models/qwen2`; mlx-lm 0.32 `models/qwen2.py`; llama.cpp `src/models/qwen2.cpp`.
+//! Qwen2 and 2.5, QwQ, and DeepSeek-R1's distillations into them: Llama's block with biases on q, k
+//! and v. Source: transformers 5.24 `models/qwen2`; mlx-lm 0.32 `models/qwen2.py`; llama.cpp
+//! `src/models/qwen2.cpp`.
 
 use super::biases::{Biases, Promise, QKV};
 use super::qwen3::layer_window;

@@ -1,5 +1,6 @@
-//! Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention, and experts with a shared one whose gate is a sigmoid.
-//! Source: transformers 5.24 `models/qwen2_moe`; mlx-lm 0.32 `models/qwen2_moe.py`; llama.cpp `src/models/qwen2moe.cpp`.
+//! Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention, and experts with a shared one whose gate is a
+//! sigmoid. Source: transformers 5.24 `models/qwen2_moe`; mlx-lm 0.32 `models/qwen2_moe.py`;
+//! llama.cpp `src/models/qwen2moe.cpp`.
 
 use super::biases::{Biases, Promise, QKV};
 use super::qwen3_moe::feedforward;

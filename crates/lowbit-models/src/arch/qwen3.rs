@@ -60,7 +60,8 @@ pub(super) fn attention(
     Ok(AttentionConfig { head_norm: Some(sizes.rms_norm_eps), ..plain })
 }
 
-/// The window of layer `index`, where `layer_types`, or without it `max_window_layers`, says that it has one.
+/// The window of layer `index`, where `layer_types`, or without it `max_window_layers`, says that
+/// it has one.
 pub(super) fn layer_window(
     config: &Config<'_>,
     layers: usize,

@@ -1,5 +1,6 @@
 //! Qwen3.5 (and 3.6), dense and with experts: Qwen3-Next's blocks, with separate projections.
-//! Source: transformers 5 `models/{qwen3_5,qwen3_5_moe}`; llama.cpp `src/models/{qwen35,qwen35moe}.cpp`.
+//! Source: transformers 5 `models/{qwen3_5,qwen3_5_moe}`; llama.cpp
+//! `src/models/{qwen35,qwen35moe}.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::qwen3_next::{Hybrid, OFFSET_NORMS};

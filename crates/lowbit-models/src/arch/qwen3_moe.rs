@@ -68,7 +68,8 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     })
 }
 
-/// Layer `index`'s experts, or the plain MLP that `mlp_only_layers` and `decoder_sparse_step` leave it.
+/// Layer `index`'s experts, or the plain MLP that `mlp_only_layers` and `decoder_sparse_step` leave
+/// it.
 pub(super) fn feedforward(
     config: &Config<'_>,
     weights: &Weights<'_>,

@@ -1,5 +1,5 @@
-//! Qwen3-Next: gated delta nets with gated full attention every fourth layer, and a mixture of experts.
-//! Source: transformers 5 `models/qwen3_next`; llama.cpp `src/models/qwen3next.cpp`.
+//! Qwen3-Next: gated delta nets with gated full attention every fourth layer, and a mixture of
+//! experts. Source: transformers 5 `models/qwen3_next`; llama.cpp `src/models/qwen3next.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::qwen3::attention;
@@ -46,7 +46,8 @@ pub const QWEN3_NEXT: Architecture = Architecture {
     describe,
 };
 
-/// All norms of Qwen3-Next and Qwen3.5 except those inside gated delta nets. mlx-lm and llama.cpp's converter add the 1.
+/// All norms of Qwen3-Next and Qwen3.5 except those inside gated delta nets. mlx-lm and llama.cpp's
+/// converter add the 1.
 pub(super) const OFFSET_NORMS: OffsetNorms = OffsetNorms {
     layouts: &[Layout::HuggingFace],
     names: &[
@@ -129,8 +130,9 @@ impl Hybrid {
     }
 }
 
-/// Checks that the convolutions have the shape that goes with the checkpoint's layout: mlx-lm transposes `[C, 1, W]` to
-/// `[C, W, 1]` when it adds 1 to the norms. A checkpoint with only one of the two changes would be computed wrongly.
+/// Checks that the convolutions have the shape that goes with the checkpoint's layout: mlx-lm
+/// transposes `[C, 1, W]` to `[C, W, 1]` when it adds 1 to the norms. A checkpoint with only one of
+/// the two changes would be computed wrongly.
 fn check_convolutions(weights: &Weights<'_>, sizes: &DecoderConfig, width: usize) -> Result<(), ModelError> {
     let (name, model) = ("linear_attn.conv1d.weight", text_model(weights));
     let (kind, want) = match weights.layout() {

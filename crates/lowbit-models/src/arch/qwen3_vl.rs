@@ -1,5 +1,5 @@
-//! Qwen3-VL as a text model: Qwen3 inside a multimodal one.
-//! Source: transformers 5.24 `models/qwen3_vl`; mlx-lm 0.32 `models/qwen3_vl.py`; llama.cpp `src/models/qwen3vl.cpp`.
+//! Qwen3-VL as a text model: Qwen3 inside a multimodal one. Source: transformers 5.24
+//! `models/qwen3_vl`; mlx-lm 0.32 `models/qwen3_vl.py`; llama.cpp `src/models/qwen3vl.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::qwen3::attention;

@@ -1,5 +1,5 @@
-//! Seed-OSS: Llama's block with biases on q, k and v.
-//! Source: transformers 5.24 `models/seed_oss`; mlx-lm 0.32 `models/seed_oss.py`; llama.cpp `src/models/seed-oss.cpp`.
+//! Seed-OSS: Llama's block with biases on q, k and v. Source: transformers 5.24 `models/seed_oss`;
+//! mlx-lm 0.32 `models/seed_oss.py`; llama.cpp `src/models/seed-oss.cpp`.
 
 use super::biases::{Biases, MLP as MLP_MODULES, Promise, QKV};
 use super::{Architecture, Conversion, ModelType, TiedByDefault, dense};

@@ -1,5 +1,6 @@
-//! SmolLM3: Llama's block, of which every fourth does not rotate queries and keys.
-//! Source: transformers 5.24 `models/smollm3`; mlx-lm 0.32 `models/smollm3.py`; llama.cpp `src/models/smollm3.cpp`.
+//! SmolLM3: Llama's block, of which every fourth does not rotate queries and keys. Source:
+//! transformers 5.24 `models/smollm3`; mlx-lm 0.32 `models/smollm3.py`; llama.cpp
+//! `src/models/smollm3.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, permuted, switched_window};

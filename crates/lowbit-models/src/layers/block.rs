@@ -177,8 +177,8 @@ pub(super) fn scaled(x: Var, factors: Option<&Tensor>) -> Result<Var, KernelErro
     factors.map_or(Ok(x.clone()), |factors| mul(&x, &factors.clone().into()))
 }
 
-/// The residual stream and what the last layer adds to it: the sum is taken together with the norm that follows, by the
-/// product that reads that norm where there is only one.
+/// The residual stream and what the last layer adds to it: the sum is taken together with the norm
+/// that follows, by the product that reads that norm where there is only one.
 #[derive(Debug)]
 pub struct Residual {
     /// f32 `[T, hidden_size]`.
@@ -212,8 +212,9 @@ pub struct Step {
     pub(crate) spans: Vec<Span>,
     /// The tape that records the pass, if there is one.
     pub(crate) tape: Option<Tape>,
-    /// u32 `[sequences + 1]`: where each sequence begins, if all begin with their first token and nobody wants what they leave behind:
-    /// a recurrence then takes all of them at once, and leaves their caches as they are.
+    /// u32 `[sequences + 1]`: where each sequence begins, if all begin with their first token and
+    /// nobody wants what they leave behind: a recurrence then takes all of them at once, and leaves
+    /// their caches as they are.
     pub(crate) whole: Option<Tensor>,
 }
 

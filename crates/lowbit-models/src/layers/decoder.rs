@@ -26,8 +26,8 @@ pub struct DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// Reads the sizes. GGUF has its vocabulary's size in the embedding's shape, and ties it to the output by
-    /// leaving the output out.
+    /// Reads the sizes. GGUF has its vocabulary's size in the embedding's shape, and ties it to the
+    /// output by leaving the output out.
     ///
     /// # Errors
     /// As [`Config::size`].
@@ -93,8 +93,9 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Loads the embedding, the final norm and the output layer, and the layers that `spec` describes. `weights` is the
-    /// whole checkpoint, `model` the part of it that contains the layers.
+    /// Loads the embedding, the final norm and the output layer, and the layers that `spec`
+    /// describes. `weights` is the whole checkpoint, `model` the part of it that contains the
+    /// layers.
     ///
     /// # Errors
     /// Those of the parts.
@@ -140,8 +141,8 @@ impl Decoder {
         cache.reserve(tokens, || self.layer_caches(device)).map(|_| ())
     }
 
-    /// The states of all sequences' tokens before the final norm and the output layer, from device buffers alone; each sequence's
-    /// cache advances by its tokens.
+    /// The states of all sequences' tokens before the final norm and the output layer, from device
+    /// buffers alone; each sequence's cache advances by its tokens.
     ///
     /// # Errors
     /// Those of the ops.
@@ -188,8 +189,8 @@ impl Decoder {
         add(&stream, &update)
     }
 
-    /// The states of whole sequences before the final norm and the output layer: as [`Self::run`], but only one block's keys
-    /// and values are in memory at a time.
+    /// The states of whole sequences before the final norm and the output layer: as [`Self::run`],
+    /// but only one block's keys and values are in memory at a time.
     ///
     /// # Errors
     /// Those of the ops.
@@ -210,7 +211,8 @@ impl Decoder {
         block.forward(x, step, &mut layers)
     }
 
-    /// Whole sequences through block `index`, of which `tape` records no more than what goes in and how to compute it again.
+    /// Whole sequences through block `index`, of which `tape` records no more than what goes in and
+    /// how to compute it again.
     fn computed_again(
         &self,
         index: usize,

@@ -180,8 +180,8 @@ impl GatedDeltaNet {
         self.out_proj.list(all);
     }
 
-    /// T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the same shape; each
-    /// sequence's cache advances by its tokens.
+    /// T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the
+    /// result, of the same shape; each sequence's cache advances by its tokens.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
@@ -280,7 +280,8 @@ fn split_gates(ba: &Var, config: &DeltaNetConfig) -> Result<[Var; 2], KernelErro
     deinterleave(ba, config, [heads, heads])
 }
 
-/// Splits columns that are grouped by key head, `widths` of each kind per head, into one `[T, Hk * width]` per kind.
+/// Splits columns that are grouped by key head, `widths` of each kind per head, into one
+/// `[T, Hk * width]` per kind.
 fn deinterleave<const N: usize>(
     x: &Var,
     config: &DeltaNetConfig,

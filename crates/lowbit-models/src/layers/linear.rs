@@ -49,7 +49,8 @@ impl Linear {
         self.biased(ops::quantized_matmul(x.into(), &self.weight, None)?)
     }
 
-    /// `[.., K]` of any activation type to f32 `[.., N]`, without rounding to that type: for logits.
+    /// `[.., K]` of any activation type to f32 `[.., N]`, without rounding to that type: for
+    /// logits.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -65,8 +66,8 @@ impl Linear {
     }
 }
 
-/// Linear layers that read the same input. On a GPU their weights are concatenated where they have one format, so that
-/// a single token takes one product instead of `N`.
+/// Linear layers that read the same input. On a GPU their weights are concatenated where they have
+/// one format, so that a single token takes one product instead of `N`.
 #[derive(Clone, Debug)]
 pub struct MergedLinear<const N: usize> {
     parts: [Linear; N],
@@ -90,7 +91,8 @@ impl<const N: usize> MergedLinear<N> {
         let has_bias = moved[0].bias.is_some();
         let alike =
             moved.iter().all(|part| part.bias.is_some() == has_bias && part.weight.value.format() == format);
-        // Results start at multiples of 32 bytes in every type: kernels can load whole vectors of them, and Metal binds them.
+        // Results start at multiples of 32 bytes in every type: kernels can load whole vectors of
+        // them, and Metal binds them.
         let aligned = moved[..N - 1].iter().all(|part| part.weight.value.n().is_multiple_of(16));
         let mut whole = None;
         if matches!(device, Device::Gpu(_)) && alike && aligned {

@@ -15,7 +15,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The projections `names`: gate, up and down ([`FUSED_MLP`] for the first two where they are fused).
+    /// The projections `names`: gate, up and down ([`FUSED_MLP`] for the first two where they are
+    /// fused).
     ///
     /// # Errors
     /// As [`Weights::linear`].

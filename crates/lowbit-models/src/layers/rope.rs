@@ -5,12 +5,12 @@ use lowbit_kernels::ops::{Llama3, LongRope, RopeLayout, RopeParams, RopeScaling,
 /// The default of transformers and llama.cpp.
 const DEFAULT_THETA: f64 = 10000.0;
 
-/// The rotary embedding that a configuration describes, for heads of `head_dim`. Hugging Face has it in
-/// `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`.
+/// The rotary embedding that a configuration describes, for heads of `head_dim`. Hugging Face has
+/// it in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`.
 ///
 /// # Errors
-/// [`ModelError::Config`] for an unknown kind of scaling and for more rotated elements than a head has,
-/// [`ModelError::ConfigMissing`] for a key that it needs.
+/// [`ModelError::Config`] for an unknown kind of scaling and for more rotated elements than a head
+/// has, [`ModelError::ConfigMissing`] for a key that it needs.
 pub fn rope_params(
     config: &Config<'_>,
     weights: &Weights<'_>,
@@ -43,8 +43,9 @@ impl RopeKind {
     }
 }
 
-/// The rotary embedding of the layers of one kind, for whole heads. Hugging Face has both in `rope_parameters` (transformers
-/// 5), or that of full layers in `rope_theta` and `rope_scaling`, and that of others in `rope_local_base_freq`.
+/// The rotary embedding of the layers of one kind, for whole heads. Hugging Face has both in
+/// `rope_parameters` (transformers 5), or that of full layers in `rope_theta` and `rope_scaling`,
+/// and that of others in `rope_local_base_freq`.
 ///
 /// # Errors
 /// As [`rope_params`].
@@ -116,7 +117,8 @@ fn from_json(
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None })
 }
 
-/// `rope_parameters` or `rope_scaling`, whichever is there and not empty. Two that differ are refused.
+/// `rope_parameters` or `rope_scaling`, whichever is there and not empty. Two that differ are
+/// refused.
 fn section<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ModelError> {
     let [parameters, scaling] = ["rope_parameters", "rope_scaling"].map(|key| config.section(key));
     let section = match (parameters?, scaling?) {
@@ -134,7 +136,8 @@ fn section<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ModelError> {
     }
 }
 
-/// A number inside the section or beside it, where transformers takes it from if the section lacks it.
+/// A number inside the section or beside it, where transformers takes it from if the section lacks
+/// it.
 fn either(config: &Config<'_>, section: Option<&Config<'_>>, key: &str) -> Result<Option<f64>, ModelError> {
     let inside = section.map_or(Ok(None), |section| section.optional_float(key, ""))?;
     let beside = match inside.is_none() || config.has(key) {
@@ -162,8 +165,8 @@ fn kind(config: &Config<'_>, section: Option<&Config<'_>>) -> Result<String, Mod
     }
 }
 
-/// The context of the original training. transformers prefers the key beside the section, which some architectures have a
-/// default for.
+/// The context of the original training. transformers prefers the key beside the section, which
+/// some architectures have a default for.
 fn original_context(config: &Config<'_>, section: &Config<'_>) -> Result<usize, ModelError> {
     let key = "original_max_position_embeddings";
     match (either(config, Some(section), key)?, config.optional_size(key, "")?) {
@@ -407,7 +410,8 @@ fn is_covered(sections: &[usize], pair: usize) -> bool {
 
 /// True if these sections cover all of `pairs` rotated pairs, in llama.cpp's eyes.
 pub fn sections_cover(sections: &[usize], pairs: usize) -> bool {
-    // Places repeat after the sections' sum, and each section covers all of its places below its last one.
+    // Places repeat after the sections' sum, and each section covers all of its places below its
+    // last one.
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
     let pairs = pairs.min(total.max(1));
     (pairs.saturating_sub(3)..pairs).all(|pair| is_covered(sections, pair))

@@ -1,5 +1,5 @@
-//! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's configuration;
-//! [`Decoder::load`](super::Decoder::load) builds the layers from it.
+//! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's
+//! configuration; [`Decoder::load`](super::Decoder::load) builds the layers from it.
 
 use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig};
 use crate::names::Name;
@@ -32,7 +32,8 @@ impl Multipliers {
     pub const NONE: Self = Self { embedding: 1.0, residual: 1.0, logits: 1.0 };
 }
 
-/// A layer: `h = x + after_mixer(mixer(norm(x)))`, `y = h + after_feedforward(feedforward(norm(h)))`.
+/// A layer: `h = x + after_mixer(mixer(norm(x)))`,
+/// `y = h + after_feedforward(feedforward(norm(h)))`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct LayerSpec {

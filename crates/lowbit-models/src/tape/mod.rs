@@ -1,9 +1,11 @@
 //! Reverse-mode differentiation of a model's forward pass.
 //!
-//! Layers compute with [`Var`]s, by the functions of [`ops`]. A `Var` that no tape recorded is a tensor and nothing else, and
-//! these functions then call the op of the same name in [`lowbit_kernels::ops`]: generation runs through the same layers as training.
-//! One that a [`Tape`] recorded knows its slot there, and every op that reads it appends a record: the slots of its results, and a rule
-//! that makes its operands' gradients of theirs. [`Tape::backward`] calls the rules from the last to the first.
+//! Layers compute with [`Var`]s, by the functions of [`ops`]. A `Var` that no tape recorded is a
+//! tensor and nothing else, and these functions then call the op of the same name in
+//! [`lowbit_kernels::ops`]: generation runs through the same layers as training. One that a
+//! [`Tape`] recorded knows its slot there, and every op that reads it appends a record: the slots
+//! of its results, and a rule that makes its operands' gradients of theirs. [`Tape::backward`]
+//! calls the rules from the last to the first.
 //!
 //! The tape is told the parameters whose gradients are wanted by name ([`Parameters`]), with the
 //! values to compute with. So the model itself never changes while it is trained.
@@ -33,10 +35,12 @@ pub struct Var {
     source: Option<(Tape, usize)>,
 }
 
-/// The slot of a value whose gradient is wanted. Rules keep slots instead of [`Var`]s, which would keep the tape that keeps the rules.
+/// The slot of a value whose gradient is wanted. Rules keep slots instead of [`Var`]s, which would
+/// keep the tape that keeps the rules.
 pub(crate) type Slot = Option<usize>;
 
-/// Makes the operands' gradients of the results', which are `None` where nothing that was differentiated read them.
+/// Makes the operands' gradients of the results', which are `None` where nothing that was
+/// differentiated read them.
 type Rule = Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), KernelError>>;
 
 /// A recording of one forward pass. Clones are handles to the same one.
@@ -189,8 +193,8 @@ impl Tape {
         start..slots.len()
     }
 
-    /// The gradients of the sum of `value * dy` over `seeds`, by all leaves and parameters. The recording is empty afterwards: each
-    /// rule frees what it kept of the forward pass.
+    /// The gradients of the sum of `value * dy` over `seeds`, by all leaves and parameters. The
+    /// recording is empty afterwards: each rule frees what it kept of the forward pass.
     ///
     /// # Errors
     /// Those of the ops' gradients.
@@ -216,7 +220,8 @@ impl Tape {
 }
 
 impl Gradients {
-    /// Adds to the gradient of a value, in the value's type: a product of 16-bit values has gradients that are products of such values.
+    /// Adds to the gradient of a value, in the value's type: a product of 16-bit values has
+    /// gradients that are products of such values.
     pub(crate) fn add(&mut self, slot: Slot, gradient: Tensor) -> Result<(), KernelError> {
         let Some(slot) = slot else { return Ok(()) };
         let gradient = gradient.cast(self.dtypes[slot])?;

@@ -4,7 +4,8 @@ use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Something of a checkpoint, by the name that it has there: for a module's weight, without `.weight`.
+/// Something of a checkpoint, by the name that it has there: for a module's weight, without
+/// `.weight`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Named<T> {
@@ -22,7 +23,8 @@ impl AsRef<Tensor> for Named<Tensor> {
 /// read.
 #[derive(Clone, Debug)]
 pub enum Parameter {
-    /// A part of a weight: scales and biases, or all values, where a latent weight is rounded to this one, straight through.
+    /// A part of a weight: scales and biases, or all values, where a latent weight is rounded to
+    /// this one, straight through.
     Weight(QuantizedTensor, WeightPart),
     /// A norm's weight, a bias, a convolution: f32.
     Tensor(Tensor),
@@ -60,7 +62,8 @@ impl<T> Named<T> {
     }
 }
 
-/// Everything of a model that has a name and can be a parameter. Clones share memory with the model.
+/// Everything of a model that has a name and can be a parameter. Clones share memory with the
+/// model.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     /// Embeddings, linear layers and experts, each once.

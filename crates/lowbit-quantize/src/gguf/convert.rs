@@ -71,7 +71,8 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
     Ok(planned)
 }
 
-/// Divisors of the rotary embedding's frequencies, which GGUF has as tensors: Llama 3's, and LongRoPE's two.
+/// Divisors of the rotary embedding's frequencies, which GGUF has as tensors: Llama 3's, and
+/// LongRoPE's two.
 fn rope_divisors(computed: &Computed<'_>) -> Result<Vec<Tensor>, QuantizeError> {
     let tensor = |name: &str, values: &[f32]| {
         let (name, shape) = (name.into(), vec![values.len()]);

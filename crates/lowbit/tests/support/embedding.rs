@@ -1,5 +1,5 @@
-//! The tiny Qwen3 as an embedding model: with the files that sentence-transformers reads beside it, as
-//! tools/peer_vectors/embed.py writes them.
+//! The tiny Qwen3 as an embedding model: with the files that sentence-transformers reads beside it,
+//! as tools/peer_vectors/embed.py writes them.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use serde_json::{Value, json};
@@ -87,7 +87,8 @@ impl Embedding<'_> {
     }
 }
 
-/// Takes the output layer's place in the configuration, and the names' prefix, away: what `Qwen3Model` saves.
+/// Takes the output layer's place in the configuration, and the names' prefix, away: what
+/// `Qwen3Model` saves.
 pub fn behead(folder: &Path) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_str(&read_to_string(&path).unwrap()).unwrap();

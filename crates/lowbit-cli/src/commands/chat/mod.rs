@@ -43,8 +43,8 @@ enum Overflow {
     Drop,
 }
 
-/// Reads messages until the end of input. Ctrl-C stops a reply and keeps the session; at the prompt it clears the line,
-/// and pressed twice on an empty one it ends the chat.
+/// Reads messages until the end of input. Ctrl-C stops a reply and keeps the session; at the prompt
+/// it clears the line, and pressed twice on an empty one it ends the chat.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.check()?;
     let interrupts = Interrupts::listen()?;

@@ -1,4 +1,5 @@
-//! Facts that people ask about a model before they run it: its sizes, templates, sampling, licence and memory.
+//! Facts that people ask about a model before they run it: its sizes, templates, sampling, licence
+//! and memory.
 
 use crate::{Failure, sampling::recommended};
 use lowbit::{ChatTemplate, Checkpoint, Device, Model, Target};
@@ -375,7 +376,8 @@ impl Reader<'_> {
     }
 }
 
-/// The licence in the front matter of a model's card: its name, where it is none of the hub's list, and where it stands.
+/// The licence in the front matter of a model's card: its name, where it is none of the hub's list,
+/// and where it stands.
 fn licence_of(card: &str) -> Option<String> {
     let card = card.trim_start_matches('\u{feff}').strip_prefix("---")?;
     let lines: Vec<&str> = card.lines().skip(1).take_while(|line| line.trim_end() != "---").collect();

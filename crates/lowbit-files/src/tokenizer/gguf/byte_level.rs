@@ -1,4 +1,5 @@
-//! GPT-2's byte-level BPE. `tokenizer.ggml.pre` names the pattern that cuts a text into words before merging.
+//! GPT-2's byte-level BPE. `tokenizer.ggml.pre` names the pattern that cuts a text into words
+//! before merging.
 
 use serde_json::{Value as Json, json};
 use tokenizers::models::bpe::BPE;
@@ -27,7 +28,8 @@ pub(in crate::tokenizer) const GPT_2: &str =
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// As in Mistral's tokenizer.json; llama.cpp approximates the classes of upper and lower case with ASCII's.
+/// As in Mistral's tokenizer.json; llama.cpp approximates the classes of upper and lower case with
+/// ASCII's.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// As in GPT-4o's and Llama 4's tokenizer.json; llama.cpp approximates the classes here, too.
@@ -65,9 +67,10 @@ impl Pre {
     }
 }
 
-/// Those whose rules llama.cpp and the models' tokenizer.json agree on. Encoders' are left out (`jina-*`, `roberta-bpe`,
-/// `modern-bert`, `whitespace`, `granite-embed-*`), and those that need more than patterns on bytes (`kimi-k2`, `afmoe`,
-/// `chameleon`, `superbpe`, `gemma4`, `sarvam-moe`).
+/// Those whose rules llama.cpp and the models' tokenizer.json agree on. Encoders' are left out
+/// (`jina-*`, `roberta-bpe`, `modern-bert`, `whitespace`, `granite-embed-*`), and those that need
+/// more than patterns on bytes (`kimi-k2`, `afmoe`, `chameleon`, `superbpe`, `gemma4`,
+/// `sarvam-moe`).
 const PRES: [Pre; 26] = [
     Pre::new(
         &[
@@ -177,12 +180,14 @@ pub(super) fn pre_name(patterns: &[String], whole_words: bool) -> Option<&'stati
     pre.names.first().copied()
 }
 
-/// A pattern as it is spelled here: files have line breaks as they are, and quantifiers that change nothing.
+/// A pattern as it is spelled here: files have line breaks as they are, and quantifiers that change
+/// nothing.
 fn respelled(pattern: &str) -> String {
     pattern.replace('\r', r"\r").replace('\n', r"\n").replace(r"\p{N}{1}", r"\p{N}")
 }
 
-/// True if a text starts with bos when the metadata does not say, for this value of `tokenizer.ggml.pre`.
+/// True if a text starts with bos when the metadata does not say, for this value of
+/// `tokenizer.ggml.pre`.
 pub(super) fn adds_bos(name: &str) -> bool {
     PRES.iter().any(|pre| pre.add_bos && pre.names.contains(&name))
 }
@@ -201,7 +206,8 @@ fn pre(vocabulary: &Vocabulary<'_>) -> Result<&'static Pre, FileError> {
     })
 }
 
-/// Each merge is two tokens with a space between; a token's own bytes hold none, as a space is spelled `Ġ`.
+/// Each merge is two tokens with a space between; a token's own bytes hold none, as a space is
+/// spelled `Ġ`.
 fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileError> {
     let key = "tokenizer.ggml.merges";
     let merges = vocabulary.metadata.get::<&[String]>(key)?;

@@ -1,5 +1,5 @@
-//! The tokens of a GGUF vocabulary that end a text or a turn: those that keys name, and those of well-known spellings,
-//! since converters leave many out.
+//! The tokens of a GGUF vocabulary that end a text or a turn: those that keys name, and those of
+//! well-known spellings, since converters leave many out.
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `llama-vocab.cpp`, `llama_vocab::impl::load`.
 
@@ -32,8 +32,8 @@ const ENDS: [&str; 22] = [
     "[e~[",
 ];
 
-/// A token with which filling in the middle of a text is asked for: names in keys, and well-known spellings, of which the
-/// first that the vocabulary has counts where no key names the token.
+/// A token with which filling in the middle of a text is asked for: names in keys, and well-known
+/// spellings, of which the first that the vocabulary has counts where no key names the token.
 struct Fill {
     keys: &'static [&'static str],
     spellings: &'static [&'static str],
@@ -101,8 +101,8 @@ const FILLS: [Fill; 6] = [
 const SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl Vocabulary<'_> {
-    /// The tokens that end a text or a turn, `eos` among them. Tokens of well-known spellings become control tokens, whatever
-    /// the file says of their types.
+    /// The tokens that end a text or a turn, `eos` among them. Tokens of well-known spellings
+    /// become control tokens, whatever the file says of their types.
     pub(super) fn find_ends(&mut self, eos: Option<u32>) -> Result<Vec<u32>, FileError> {
         let mut ends = vec![];
         for Fill { keys, spellings, ends: is_end } in FILLS {

@@ -1,5 +1,6 @@
-//! A GGUF tokenizer as the files that transformers and mlx-lm read: tokenizer.json, which makes the same ids as
-//! [`load`](super::load), and tokenizer_config.json with the special tokens and the chat templates.
+//! A GGUF tokenizer as the files that transformers and mlx-lm read: tokenizer.json, which makes the
+//! same ids as [`load`](super::load), and tokenizer_config.json with the special tokens and the
+//! chat templates.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -17,7 +18,8 @@ const NAMED: [(&str, &str); 4] =
 /// The files. `model_max_length` is the context's length.
 ///
 /// # Errors
-/// As [`load`](super::load), and [`FileError::Tokenizer`] when tokenizer.json would be larger than what is read.
+/// As [`load`](super::load), and [`FileError::Tokenizer`] when tokenizer.json would be larger than
+/// what is read.
 pub(in crate::tokenizer) fn companions(
     metadata: &Metadata,
     model_max_length: Option<usize>,

@@ -1,4 +1,5 @@
-//! A tokenizer from GGUF's `tokenizer.ggml.*`, for the models `gpt2` (byte-level BPE) and `llama` (SentencePiece BPE).
+//! A tokenizer from GGUF's `tokenizer.ggml.*`, for the models `gpt2` (byte-level BPE) and `llama`
+//! (SentencePiece BPE).
 //!
 //! Source: llama.cpp's `llama-vocab.cpp`, autumn 2026.
 

@@ -1,5 +1,5 @@
-//! SentencePiece BPE: of all adjacent pairs that join to a token, the one of the highest score is joined first. Spaces
-//! are spelled `▁`, and characters without a token are spelled byte by byte.
+//! SentencePiece BPE: of all adjacent pairs that join to a token, the one of the highest score is
+//! joined first. Spaces are spelled `▁`, and characters without a token are spelled byte by byte.
 
 pub(super) mod write;
 
@@ -18,8 +18,8 @@ use super::{Defaults, Kind, Vocabulary};
 use crate::tokenizer::steps::{Inner, Normalize};
 use crate::{FileError, shown};
 
-/// The longest token that is cut into pairs, in bytes; published ones have up to a hundred. Looking at all cuts of a token
-/// takes the square of its length.
+/// The longest token that is cut into pairs, in bytes; published ones have up to a hundred. Looking
+/// at all cuts of a token takes the square of its length.
 const LONGEST: usize = 1024;
 
 pub(super) const SPACE: &str = "\u{2581}";
@@ -77,7 +77,8 @@ pub(super) fn describe(vocabulary: &Vocabulary<'_>) -> Result<Description, FileE
     })
 }
 
-/// The token at the end of a text where the metadata names none; `None` for other kinds of tokenizers.
+/// The token at the end of a text where the metadata names none; `None` for other kinds of
+/// tokenizers.
 pub(super) fn default_eos(vocabulary: &Vocabulary<'_>) -> Result<Option<u32>, FileError> {
     let is_own = vocabulary.metadata.find::<&str>("tokenizer.ggml.model")? == Some("llama");
     Ok(Some(EOS).filter(|_| is_own && vocabulary.tokens.len() > EOS as usize))
@@ -93,8 +94,8 @@ fn adds_space(vocabulary: &Vocabulary<'_>) -> Result<bool, FileError> {
     Ok(vocabulary.metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true))
 }
 
-/// Every way to cut a token into two tokens, in the order in which joining them is preferred: by the token's score,
-/// then by the parts' ids.
+/// Every way to cut a token into two tokens, in the order in which joining them is preferred: by
+/// the token's score, then by the parts' ids.
 fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileError> {
     let key = "tokenizer.ggml.scores";
     let scores = vocabulary.metadata.get::<&[f32]>(key)?;

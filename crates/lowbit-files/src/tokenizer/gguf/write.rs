@@ -1,9 +1,10 @@
-//! A directory's tokenizer as `tokenizer.ggml.*`, the inverse of what this module reads: for byte-level BPE whose cuts have
-//! a name in `tokenizer.ggml.pre`, and for SentencePiece's BPE.
+//! A directory's tokenizer as `tokenizer.ggml.*`, the inverse of what this module reads: for
+//! byte-level BPE whose cuts have a name in `tokenizer.ggml.pre`, and for SentencePiece's BPE.
 //!
-//! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base` and `_create_vocab_sentencepiece`, and
-//! `gguf-py/gguf/vocab.py`, `SpecialVocab`. The converter knows cuts by a hash of what they do to a text; here they are known
-//! by their patterns. It takes scores from tokenizer.model; here they follow from tokenizer.json's merges.
+//! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base` and
+//! `_create_vocab_sentencepiece`, and `gguf-py/gguf/vocab.py`, `SpecialVocab`. The converter knows
+//! cuts by a hash of what they do to a text; here they are known by their patterns. It takes scores
+//! from tokenizer.model; here they follow from tokenizer.json's merges.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ use crate::tokenizer::huggingface::Directory;
 use crate::tokenizer::limit::TOKENS as MOST_TOKENS;
 use crate::{ChatTemplate, Checkpoint, FileError, shown};
 
-/// Special tokens, as tokenizer_config.json and config.json call them, and as GGUF does (with its spelling).
+/// Special tokens, as tokenizer_config.json and config.json call them, and as GGUF does (with its
+/// spelling).
 const SPECIAL: [(&str, &str); 7] = [
     ("bos", "bos"),
     ("eos", "eos"),
@@ -185,7 +187,8 @@ impl Source<'_> {
         if let Some(name) = byte_level::pre_name(&patterns, whole_words) {
             return Ok(name);
         }
-        // A name with the other rule for words that are tokens says the same where merges lead to each token.
+        // A name with the other rule for words that are tokens says the same where merges lead to
+        // each token.
         let name = byte_level::pre_name(&patterns, !whole_words).ok_or_else(nameless)?;
         match self.unmerged()? {
             None => Ok(name),
@@ -257,7 +260,8 @@ impl Source<'_> {
         let (mut without_embedding, mut respelled, mut taking) = (vec![], vec![], vec![]);
         for (id, token) in self.directory.engine.added_tokens() {
             let AddedToken { content, special, lstrip, rstrip, single_word, .. } = token;
-            // A name for a token that the model does not have, such as pad_token, does no harm until it is written in a text.
+            // A name for a token that the model does not have, such as pad_token, does no harm
+            // until it is written in a text.
             if id as usize >= vocab_size && !in_file(id) {
                 without_embedding.push((id, shown(content).to_string()));
                 continue;
@@ -339,8 +343,8 @@ impl Source<'_> {
             let known = ids.iter().any(|(other, _)| *other == key);
             ids.extend(in_config(name).filter(|_| !known).map(|id| (key, id)));
         }
-        // Tokens that tokenizer.json does not put around a text are not added at run time either, whatever
-        // tokenizer_config.json says.
+        // Tokens that tokenizer.json does not put around a text are not added at run time either,
+        // whatever tokenizer_config.json says.
         for name in ["bos", "eos"] {
             let is_said = self.settings[format!("add_{name}_token")].is_boolean();
             let by_default = name == "bos" && adds_bos;
@@ -413,7 +417,8 @@ impl Source<'_> {
             let Some(token) = token else { continue };
             let known = named.entry(name).or_insert_with(|| token.clone());
             if known != token && name == "eos" {
-                // As the converter has it: the token that ends texts is eos, and the one with that name ends turns.
+                // As the converter has it: the token that ends texts is eos, and the one with that
+                // name ends turns.
                 let turn = std::mem::replace(known, token.clone());
                 named.insert("eot", turn);
             } else if known != token {
@@ -444,7 +449,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Gives the tokens that end a text, but are not known by their spelling, the names that are left: `eot` and `eom`.
+    /// Gives the tokens that end a text, but are not known by their spelling, the names that are
+    /// left: `eot` and `eom`.
     fn ends(&mut self, vocab_size: usize) -> Result<(), FileError> {
         let mut metadata = Metadata::new(self.file.as_path().into());
         for (key, value) in &self.made.entries {
@@ -485,7 +491,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The templates that run, under names that are letters, digits and `_`, as those of the converter are.
+    /// The templates that run, under names that are letters, digits and `_`, as those of the
+    /// converter are.
     fn chat_templates(&mut self) -> Result<(), FileError> {
         let mut names: Vec<String> = vec![];
         for Named { name, source, file } in named::all(self.checkpoint)? {

@@ -1,5 +1,6 @@
-//! SentencePiece's `precompiled_charsmap`: a length in bytes, a double-array trie of that length, then the replacements,
-//! each ended by a zero byte. A key's value in the trie is where its replacement starts.
+//! SentencePiece's `precompiled_charsmap`: a length in bytes, a double-array trie of that length,
+//! then the replacements, each ended by a zero byte. A key's value in the trie is where its
+//! replacement starts.
 
 use std::collections::HashSet;
 
@@ -11,8 +12,8 @@ use crate::tokenizer::limit;
 /// Keys are UTF-8; the longest that is looked up is a character with its marks.
 const KEY: usize = 64;
 
-/// Checks that every path through the trie stays inside it and ends at a replacement, and returns how many times
-/// longer than its key a replacement is at most.
+/// Checks that every path through the trie stays inside it and ends at a replacement, and returns
+/// how many times longer than its key a replacement is at most.
 pub(super) fn check(base64: &str) -> Result<usize, String> {
     if base64.len() > limit::CHARSMAP {
         return Err(format!("{} bytes; at most {} are supported", base64.len(), limit::CHARSMAP));

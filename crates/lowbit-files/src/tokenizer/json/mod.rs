@@ -1,8 +1,9 @@
 //! tokenizer.json, checked before the tokenizers crate sees it.
 //!
-//! The crate trusts such files: it panics on many broken ones, and takes as much time and memory as they ask for. So the
-//! file is read here, in one pass, every count and length against its limit, and the crate gets parts that hold
-//! together. `truncation` and `padding` are not read: a prompt is never cut or padded.
+//! The crate trusts such files: it panics on many broken ones, and takes as much time and memory as
+//! they ask for. So the file is read here, in one pass, every count and length against its limit,
+//! and the crate gets parts that hold together. `truncation` and `padding` are not read: a prompt
+//! is never cut or padded.
 
 mod charsmap;
 mod model;
@@ -106,7 +107,8 @@ fn add_tokens(inner: &mut Inner, tokens: Vec<Added>) -> tokenizers::Result<()> {
         normalized: token.normalized,
         special: token.special,
     }))?;
-    // The crate numbers them itself: with the vocabulary's id for the same text, else with the next after the last.
+    // The crate numbers them itself: with the vocabulary's id for the same text, else with the next
+    // after the last.
     for token in &tokens {
         let (content, id) = (shown(&token.content), token.id);
         match inner.token_to_id(&token.content) {

@@ -115,8 +115,8 @@ impl Model {
     }
 }
 
-/// Checks what the crate assumes: the parts of a merge, and what they join to, are tokens. (That both parts
-/// are is left to the crate, which looks them up anyway.)
+/// Checks what the crate assumes: the parts of a merge, and what they join to, are tokens. (That
+/// both parts are is left to the crate, which looks them up anyway.)
 pub(in crate::tokenizer) fn check_merges(
     vocabulary: &AHashMap<String, u32>,
     merges: &[(String, String)],
@@ -137,8 +137,8 @@ pub(in crate::tokenizer) fn check_merges(
     Ok(())
 }
 
-/// Checks how much the crate's tree of all tokens' bytes takes: some 400 bytes for each byte that is not part of another
-/// token's prefix, and a step of recursion for each byte of the longest.
+/// Checks how much the crate's tree of all tokens' bytes takes: some 400 bytes for each byte that
+/// is not part of another token's prefix, and a step of recursion for each byte of the longest.
 fn check_trie(pieces: &[(String, f64)]) -> tokenizers::Result<()> {
     if let Some((piece, _)) = pieces.iter().find(|(piece, _)| piece.len() > limit::PIECE) {
         let (bytes, most) = (piece.len(), limit::PIECE);

@@ -1,4 +1,5 @@
-//! `normalizer`, `pre_tokenizer`, `post_processor` and `decoder`: each a step, or a sequence of them.
+//! `normalizer`, `pre_tokenizer`, `post_processor` and `decoder`: each a step, or a sequence of
+//! them.
 
 use serde_json::Value;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -281,7 +282,8 @@ fn other(at: &str, step: Value) -> Result<PreTokenize> {
     Ok(PreTokenize::Other(parse::<PreTokenizerWrapper>(at, step)?))
 }
 
-/// Its pattern is cut out of the crate's step: there, a failure would be taken for the end of the text.
+/// Its pattern is cut out of the crate's step: there, a failure would be taken for the end of the
+/// text.
 fn byte_level(at: &str, step: Value) -> Result<PreTokenize> {
     let flag =
         |key: &str| step.get(key).map(|value| value.as_bool().ok_or(format!("{at}: {key} is no bool")));

@@ -359,7 +359,8 @@ fn each_kind_of_model_encodes() {
     }
 }
 
-/// The time to load the demo's tokenizer, here and by the crate alone; `--ignored --nocapture` prints it.
+/// The time to load the demo's tokenizer, here and by the crate alone; `--ignored --nocapture`
+/// prints it.
 #[test]
 #[ignore = "a measurement"]
 fn loading_the_demos_tokenizer_is_timed() {

@@ -1,4 +1,5 @@
-//! A small JSON value: `tokenizer.json` may be a hundred megabytes, its settings have a few thousand values at most.
+//! A small JSON value: `tokenizer.json` may be a hundred megabytes, its settings have a few
+//! thousand values at most.
 
 use std::cell::Cell;
 use std::fmt;

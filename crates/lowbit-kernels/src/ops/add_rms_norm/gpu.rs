@@ -1,8 +1,10 @@
-//! The residual stream's sum and its norm on a GPU: `sum = h + x`, `y = rms_norm(sum, weight, eps)`.
+//! The residual stream's sum and its norm on a GPU: `sum = h + x`,
+//! `y = rms_norm(sum, weight, eps)`.
 //!
-//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses). It goes through the row twice, and adds
-//! again the second time: the norm is of the f32 sum, which is stored only rounded. The order of the sums is the same
-//! for every launch of one shape: change it and results change in their last bits.
+//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses). It goes through the row
+//! twice, and adds again the second time: the norm is of the f32 sum, which is stored only rounded.
+//! The order of the sums is the same for every launch of one shape: change it and results change in
+//! their last bits.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -152,7 +154,8 @@ pub(super) fn launch(
         sizes: RowSizes { count: check.index(count)?, vectors: check.index(width / rows.vector)? },
         eps: eps.to_bits(),
     };
-    // SAFETY: h, x, sum and y are `count` rows of `width` elements, the weight is one; the op checked their shapes.
+    // SAFETY: h, x, sum and y are `count` rows of `width` elements, the weight is one; the op
+    // checked their shapes.
     unsafe { gpu.launch(compiled(gpu.target(), config), rows.cubes(count), arguments)? };
     Ok((sum, y))
 }

@@ -13,8 +13,8 @@ pub struct AddRmsNormGradient {
     pub dweight: Tensor,
 }
 
-/// The gradients of `sum = h + x` and `y = rms_norm(sum, weight, eps)`, from those of both results: `dh = dx = dsum +` the dx of
-/// [`rms_norm_backward`] at sum, and its dweight.
+/// The gradients of `sum = h + x` and `y = rms_norm(sum, weight, eps)`, from those of both results:
+/// `dh = dx = dsum +` the dx of [`rms_norm_backward`] at sum, and its dweight.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -16,8 +16,9 @@ pub use gradient::{AddRmsNormGradient, add_rms_norm_backward};
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 
-/// Returns `(sum, y)`: `sum = h + x` and `y[.., d] = sum[.., d] / sqrt(mean(sum[..]^2) + eps) * weight[d]`, the mean
-/// over the last dimension.
+/// Returns `(sum, y)`: `sum = h + x` and
+/// `y[.., d] = sum[.., d] / sqrt(mean(sum[..]^2) + eps) * weight[d]`, the mean over the last
+/// dimension.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -27,14 +28,15 @@ use crate::{Device, KernelError, Tensor};
 /// | sum | h's | h's |
 /// | y | h's | x's |
 ///
-/// The residual stream h may be f32 while layers compute in f16 or bf16. All arithmetic is f32. The norm is of the
-/// f32 sum, before it is rounded to h's dtype, and each result is rounded once.
+/// The residual stream h may be f32 while layers compute in f16 or bf16. All arithmetic is f32. The
+/// norm is of the f32 sum, before it is rounded to h's dtype, and each result is rounded once.
 ///
-/// Source: "RMSNorm with fused residual"; vLLM `fused_add_rms_norm` (which works in place and rounds the sum first).
+/// Source: "RMSNorm with fused residual"; vLLM `fused_add_rms_norm` (which works in place and
+/// rounds the sum first).
 ///
 /// # Errors
-/// [`KernelError::Shape`] for another x or weight, [`KernelError::Value`] for other dtypes and for an eps that is
-/// negative or not finite, [`KernelError::Device`] for different devices.
+/// [`KernelError::Shape`] for another x or weight, [`KernelError::Value`] for other dtypes and for
+/// an eps that is negative or not finite, [`KernelError::Device`] for different devices.
 pub fn add_rms_norm(
     h: &Tensor,
     x: &Tensor,

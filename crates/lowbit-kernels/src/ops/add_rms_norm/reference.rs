@@ -2,8 +2,8 @@
 
 use crate::ops::rms_norm::reference as rms_norm;
 
-/// `(sum, y)` in f64, and how far f32 may be from each. `h + x` rounds once; that error reaches y through the element
-/// and, halved by the root, through the mean square.
+/// `(sum, y)` in f64, and how far f32 may be from each. `h + x` rounds once; that error reaches y
+/// through the element and, halved by the root, through the mean square.
 pub(crate) fn add_rms_norm(h: &[f32], x: &[f32], weight: &[f32], eps: f32) -> [Vec<(f64, f64)>; 2] {
     let width = weight.len();
     let sums: Vec<f64> = h.iter().zip(x).map(|(&h, &x)| f64::from(h) + f64::from(x)).collect();

@@ -59,8 +59,8 @@ pub(super) fn map<const N: usize, F: Map<N> + Sync>(
     Ok(y)
 }
 
-/// `z = f(x, y)` where `y` is of x's shape, or `[D]` for each row of `x` `[.., D]`, on all threads. All
-/// are f32.
+/// `z = f(x, y)` where `y` is of x's shape, or `[D]` for each row of `x` `[.., D]`, on all threads.
+/// All are f32.
 pub(super) fn map_rows<F: Map<2> + Sync>(
     cpu: &Cpu,
     f: F,

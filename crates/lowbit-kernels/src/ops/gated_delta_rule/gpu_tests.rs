@@ -118,7 +118,8 @@ const STEP: Sizes = Sizes { lengths: &[1], key_heads: 2, key_dim: 128, value_hea
 const CHUNKS: Sizes =
     Sizes { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
 
-/// Types of activations that devices have chunks for: NVIDIA for both, others for those that they have matrices of.
+/// Types of activations that devices have chunks for: NVIDIA for both, others for those that they
+/// have matrices of.
 const HALVES: [FloatType; 2] = [FloatType::F16, FloatType::BF16];
 
 #[test]

@@ -1,14 +1,15 @@
 //! The recurrence in f64, and how far f32 may be from it.
 //!
-//! To first order in `u = 2^-24`, whichever way the sums are grouped, a computed step is the exact step from the
-//! computed state with a small error `eps` in `delta` (each column `j` of the state has its own):
+//! To first order in `u = 2^-24`, whichever way the sums are grouped, a computed step is the exact
+//! step from the computed state with a small error `eps` in `delta` (each column `j` of the state
+//! has its own):
 //! ```text
 //! |eps_j| <= |beta| (n M^T|k| + 4 |v|) u    n = Dk + 6 (1 + chunk) roundings lie on the way of each product
 //! M       = decay M + |k| |delta|^T         M >= |S|: what the terms that make up S amount to without cancelling
 //! ```
-//! and 6 roundings a step in the state itself (`exp` counts for 2, the product of decays, the product with k, the sum,
-//! and one for the last). An error e_j in column j then goes through `I - beta k k^T`, whose norm is
-//! `rho = max(1, |1 - beta |k|^2|)`, so in the 2-norm
+//! and 6 roundings a step in the state itself (`exp` counts for 2, the product of decays, the
+//! product with k, the sum, and one for the last). An error e_j in column j then goes through
+//! `I - beta k k^T`, whose norm is `rho = max(1, |1 - beta |k|^2|)`, so in the 2-norm
 //! ```text
 //! e_j <- decay rho e_j + |k| |eps_j| + 6 u |M_j|
 //! |error of y_j| <= |scale| (|q| e_j + n u M_j^T |q|)
@@ -45,11 +46,13 @@ impl Bounded {
 
 /// f32's unit roundoff.
 pub(super) const U: f64 = f32::EPSILON as f64 / 2.0;
-/// Underflow: far more than the sum of all subnormals rounded off, far less than anything that matters.
+/// Underflow: far more than the sum of all subnormals rounded off, far less than anything that
+/// matters.
 pub(super) const TINY: f64 = 1e-36;
 
-/// `y` and the state after all tokens, and the bounds of an f32 computation that goes `chunk` tokens at a time. Only
-/// the columns `(head, j)` that `wanted` names are computed; the others are 0.
+/// `y` and the state after all tokens, and the bounds of an f32 computation that goes `chunk`
+/// tokens at a time. Only the columns `(head, j)` that `wanted` names are computed; the others are
+/// 0.
 pub(crate) fn gated_delta_rule(
     inputs: &GatedDeltaInputs,
     state: &Tensor,

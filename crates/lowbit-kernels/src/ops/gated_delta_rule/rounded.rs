@@ -2,8 +2,9 @@
 //! operands to 16 bits: those that `cuda/mod.rs` names, or on a CPU those of products with the
 //! state alone.
 //!
-//! To first order in `r`, the operands' unit roundoff, and `u = 2^-24`, with the names of that file, `S` the state that a
-//! chunk starts with, `R = v - g S^T k` the errors of its predictions, `M = I + L`, and `A = |M^-1|`:
+//! To first order in `r`, the operands' unit roundoff, and `u = 2^-24`, with the names of that
+//! file, `S` the state that a chunk starts with, `R = v - g S^T k` the errors of its predictions,
+//! `M = I + L`, and `A = |M^-1|`:
 //! ```text
 //! |error of R|     <= r |R| + (r + 2 (Dk + 8) u) g |S|^T |k|
 //! |error of T|     <= r |T| + (Dk + 4 chunk) u A Labs A diag(beta)    Labs is L of the terms' magnitudes
@@ -12,10 +13,12 @@
 //! |error of y|     <= |scale| (|q| e + (r + 2 Dk u) g |S|^T |q| + |P| (|error of delta| + r |delta|) +
 //!                     |error of P| |delta| + 4 chunk u |P| |delta|)
 //! ```
-//! where each `r |x|` stands for a rounding, `r |x| + h`: `h` is what a subnormal number may be away.
+//! where each `r |x|` stands for a rounding, `r |x| + h`: `h` is what a subnormal number may be
+//! away.
 //!
-//! `e` is the 2-norm of the error of a column of `S`, carried to the token as `reference.rs` says; at the chunk's end
-//! it grows by `sum over j of D[last][j] |k[j]| (|error of delta[j]| + (r + 4 chunk u) |delta[j]|) + chunk u |S|`.
+//! `e` is the 2-norm of the error of a column of `S`, carried to the token as `reference.rs` says;
+//! at the chunk's end it grows by
+//! `sum over j of D[last][j] |k[j]| (|error of delta[j]| + (r + 4 chunk u) |delta[j]|) + chunk u |S|`.
 
 use super::reference::{Bounded, TINY, U, dot, dot_magnitudes, wide};
 use super::{Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
@@ -127,7 +130,8 @@ impl<'a> Chunk<'a> {
         Self { k, q, decay, before, after, beta, transform, transform_error, pairs, pairs_error, rounding }
     }
 
-    /// Takes a column of the state, and its error, through the chunk: `y` without scale, and its error.
+    /// Takes a column of the state, and its error, through the chunk: `y` without scale, and its
+    /// error.
     fn step(&self, s: &mut [f64], error: &mut f64, v: &[f64]) -> Vec<(f64, f64)> {
         let (n, dim, rounding) = (self.k.len(), s.len() as f64, self.rounding);
         let chunk = n as f64;
@@ -181,7 +185,8 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// As [`super::reference::gated_delta_rule`], of rounded operands; q and k are normalised, the gates computed.
+/// As [`super::reference::gated_delta_rule`], of rounded operands; q and k are normalised, the
+/// gates computed.
 pub(crate) fn gated_delta_rule(
     inputs: &GatedDeltaInputs,
     state: &Tensor,

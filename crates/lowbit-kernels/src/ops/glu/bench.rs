@@ -10,8 +10,9 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The feed-forward layer of Qwen3.5-9B by each of its kind of gates, for one token and for a prompt; the output gate of its
-/// attention, alone and after each head's query, and that of the shared expert of Qwen3.5-35B-A3B.
+/// The feed-forward layer of Qwen3.5-9B by each of its kind of gates, for one token and for a
+/// prompt; the output gate of its attention, alone and after each head's query, and that of the
+/// shared expert of Qwen3.5-35B-A3B.
 fn cases() -> Vec<Case> {
     let of_layers = [Gate::Silu, Gate::GeluTanh, Gate::SwigluOai].map(|by| [(by, 1), (by, 512)]);
     let of_layers = of_layers.into_iter().flatten().map(|(by, m)| case(by, [m, 12288, 12288]));

@@ -11,8 +11,8 @@ pub struct MulGradient {
     pub dy: Tensor,
 }
 
-/// The gradient of [`mul()`]: `dx = dz * y`, `dy = dz * x`, which is summed over rows where y is one row
-/// for all.
+/// The gradient of [`mul()`]: `dx = dz * y`, `dy = dz * x`, which is summed over rows where y is
+/// one row for all.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -17,7 +17,8 @@ fn multiply(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError>
     quantized_matmul(x, weight)
 }
 
-/// (K, N) of layers that models have: Llama-3-8B's and Qwen3.5-9B's attention and feed-forward projections.
+/// (K, N) of layers that models have: Llama-3-8B's and Qwen3.5-9B's attention and feed-forward
+/// projections.
 const LAYERS: [(usize, usize); 3] = [(4096, 4096), (4096, 14336), (14336, 4096)];
 
 fn cases() -> Vec<Case> {
@@ -164,7 +165,8 @@ pub(crate) fn on_device(weight: &QuantizedTensor, device: &Device) -> Result<Qua
     weight.to_device(device)?.to_panels()
 }
 
-/// The rows of `m` that are compared with the reference, the first and the last among them: f64 products take long.
+/// The rows of `m` that are compared with the reference, the first and the last among them: f64
+/// products take long.
 pub(crate) fn sampled(m: usize) -> impl Iterator<Item = usize> {
     (0..m).step_by(m.div_ceil(9)).chain([m - 1])
 }

@@ -19,14 +19,17 @@ const CHECK: Check = Check("gated_mlp");
 /// | `down` | `[N, I]` | any format |
 /// | `y` | `[.., N]` | as `x` |
 ///
-/// Products and their rounding are [`quantized_matmul()`](super::quantized_matmul())'s, and the weights may have its batches. A CPU
-/// rounds neither the two products nor what down multiplies to x's dtype, and where gate and up are in panels and of one format, it
-/// does not write the products to memory.
+/// Products and their rounding are [`quantized_matmul()`](super::quantized_matmul())'s, and the
+/// weights may have its batches. A CPU rounds neither the two products nor what down multiplies to
+/// x's dtype, and where gate and up are in panels and of one format, it does not write the products
+/// to memory.
 ///
 /// # Errors
-/// As [`quantized_matmul()`](super::quantized_matmul()); [`KernelError::Shape`] for a gate and an up of different shapes.
+/// As [`quantized_matmul()`](super::quantized_matmul()); [`KernelError::Shape`] for a gate and an
+/// up of different shapes.
 ///
-/// Source: the `mlp` of most of transformers' models; mlx-lm 0.32 `swiglu`; ggml's `ggml_glu_split`.
+/// Source: the `mlp` of most of transformers' models; mlx-lm 0.32 `swiglu`; ggml's
+/// `ggml_glu_split`.
 pub fn gated_mlp(
     x: &Tensor,
     [gate, up, down]: [&QuantizedTensor; 3],

@@ -11,7 +11,8 @@ pub(crate) enum Rounded {
     Nothing,
     /// The weight, to x's type: this one.
     Weight(FloatType),
-    /// Each [`X_GROUP`](super::X_GROUP) values of x, to multiples of a 127th of the greatest magnitude among them.
+    /// Each [`X_GROUP`](super::X_GROUP) values of x, to multiples of a 127th of the greatest
+    /// magnitude among them.
     X,
     /// x and the weight, to bf16.
     Bf16,
@@ -57,8 +58,8 @@ impl Rounded {
         }
     }
 
-    /// Code times scale and the bias are summed apart in integer products, and fused in tiles: what their magnitudes come to
-    /// at most. A bias is about the extreme value of its group.
+    /// Code times scale and the bias are summed apart in integer products, and fused in tiles: what
+    /// their magnitudes come to at most. A bias is about the extreme value of its group.
     fn parts(self, weight: &[f32]) -> f64 {
         match self {
             Self::X | Self::Bf16 => {
@@ -79,7 +80,8 @@ impl Rounded {
         x.chunks(super::X_GROUP).flat_map(|x| vec![error(x); x.len()]).collect()
     }
 
-    /// The most that a product changes with both of its operands rounded, and in units that take subnormals for zero.
+    /// The most that a product changes with both of its operands rounded, and in units that take
+    /// subnormals for zero.
     fn of_both(self, x: f64, w: f64) -> f64 {
         if self != Self::Bf16 {
             return 0.0;
@@ -91,7 +93,8 @@ impl Rounded {
 
 /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`, rounded to `dtype`.
 ///
-/// Any order of an f32 sum of K products stays within `gamma(K) * sum |x w|`; the rounding to `dtype` comes on top.
+/// Any order of an f32 sum of K products stays within `gamma(K) * sum |x w|`; the rounding to
+/// `dtype` comes on top.
 #[cfg(test)]
 pub(crate) fn matmul(x: &[f32], weight: &[f32], k: usize, dtype: FloatType) -> Vec<Expected> {
     matmul_bounded(x, weight, k, dtype, Rounded::Nothing)

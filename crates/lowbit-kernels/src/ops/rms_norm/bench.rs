@@ -10,7 +10,8 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// Qwen3.5-9B: the layers' norm, the queries' and the gated delta net's, for one token and for a prompt.
+/// Qwen3.5-9B: the layers' norm, the queries' and the gated delta net's, for one token and for a
+/// prompt.
 fn cases() -> Vec<Case> {
     let norms = [(1, 4096), (512, 4096), (512 * 16, 256)].into_iter().map(|(m, d)| case(m, d, false));
     norms.chain([(32, 128), (512 * 32, 128)].into_iter().map(|(m, d)| case(m, d, true))).collect()

@@ -1,9 +1,9 @@
-//! RMSNorm on a GPU, plain and gated: `y = x / sqrt(mean(x^2) + eps) * weight`, times `silu(gate)` where there is a
-//! gate.
+//! RMSNorm on a GPU, plain and gated: `y = x / sqrt(mean(x^2) + eps) * weight`, times `silu(gate)`
+//! where there is a gate.
 //!
-//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's squares, then scales the
-//! row. All arithmetic is f32; y is rounded once. The order of the sums is the same for every launch of one shape:
-//! change it and results change in their last bits.
+//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's
+//! squares, then scales the row. All arithmetic is f32; y is rounded once. The order of the sums is
+//! the same for every launch of one shape: change it and results change in their last bits.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -28,7 +28,8 @@ pub(crate) struct NormConfig {
     y: FloatType,
 }
 
-/// `eps` is the bits of an f32, `weight` is f32, and `gate` is read only where the config has its type.
+/// `eps` is the bits of an f32, `weight` is f32, and `gate` is read only where the config has its
+/// type.
 #[kernel]
 fn rms_norm<X: Int, G: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
@@ -139,7 +140,8 @@ pub(super) fn launch(
         sizes: RowSizes { count: check.index(count)?, vectors: check.index(width / rows.vector)? },
         eps: eps.to_bits(),
     };
-    // SAFETY: x, y and a gate are `count` rows of `width` elements, the weight is one; the op checked their shapes.
+    // SAFETY: x, y and a gate are `count` rows of `width` elements, the weight is one; the op
+    // checked their shapes.
     unsafe { gpu.launch(compiled(gpu.target(), config), rows.cubes(count), arguments)? };
     Ok(y)
 }

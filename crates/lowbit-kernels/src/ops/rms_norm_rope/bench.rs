@@ -13,8 +13,8 @@ inventory::submit!(Cases(cases));
 
 const DTYPE: FloatType = FloatType::F32;
 
-/// The queries of Qwen3.5-9B, each followed by its gate, and of Qwen3-8B; the keys and values of the former. For one
-/// token and for a prompt.
+/// The queries of Qwen3.5-9B, each followed by its gate, and of Qwen3-8B; the keys and values of
+/// the former. For one token and for a prompt.
 fn cases() -> Vec<Case> {
     let queries = [[16, 256, 512, 64], [32, 128, 128, 128]];
     let queries = queries.into_iter().flat_map(|sizes| [1, 512].map(|tokens| case(tokens, sizes)));
@@ -67,7 +67,8 @@ fn append_case(tokens: usize) -> Case {
             }
             let empty = || Tensor::allocate_zeros(&[heads, capacity, d], DTYPE.dtype(), device);
             let (mut keys, mut values) = (empty()?, empty()?);
-            // Only the first run's result is checked; copying the cache in every run would be timed.
+            // Only the first run's result is checked; copying the cache in every run would be
+            // timed.
             let mut first = true;
             let run = move || {
                 let Operands { x, positions, .. } = &operands;

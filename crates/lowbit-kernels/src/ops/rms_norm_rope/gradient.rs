@@ -17,8 +17,8 @@ pub struct RmsNormRopeGradient {
     pub dweight: Option<Tensor>,
 }
 
-/// The gradients of `y = rope(rms_norm(x[.., ..D], weight, eps), positions)`: those of [`rms_norm_backward`], with
-/// [`rope_backward`] of dy for its dy.
+/// The gradients of `y = rope(rms_norm(x[.., ..D], weight, eps), positions)`: those of
+/// [`rms_norm_backward`], with [`rope_backward`] of dy for its dy.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -29,7 +29,8 @@ pub struct RmsNormRopeGradient {
 /// | dweight | `[D]` | f32 |
 ///
 /// # Errors
-/// As [`rms_norm_rope()`](super::rms_norm_rope()); [`KernelError::Shape`] for a dy that does not fit.
+/// As [`rms_norm_rope()`](super::rms_norm_rope()); [`KernelError::Shape`] for a dy that does not
+/// fit.
 pub fn rms_norm_rope_backward(
     x: &Tensor,
     positions: &Tensor,

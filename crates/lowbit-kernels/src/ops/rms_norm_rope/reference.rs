@@ -3,8 +3,9 @@ use crate::gamma::gamma;
 use crate::ops::rms_norm::reference as rms_norm;
 use crate::ops::rope::{RopeLayout, reference as rope};
 
-/// Heads in f64, and how far f32 may be from each element: a rotation adds two products, each with the norm's roundings
-/// and its own. `x` is `[positions, heads, columns]`; `weight` stands for the one that `params` has.
+/// Heads in f64, and how far f32 may be from each element: a rotation adds two products, each with
+/// the norm's roundings and its own. `x` is `[positions, heads, columns]`; `weight` stands for the
+/// one that `params` has.
 pub(crate) fn rms_norm_rope(
     x: &[f32],
     columns: usize,

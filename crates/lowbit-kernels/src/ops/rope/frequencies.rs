@@ -1,5 +1,5 @@
-//! The inverse frequencies of a rotary embedding from the parameters of `config.json`, as transformers computes them:
-//! in f32 and in its order of operations.
+//! The inverse frequencies of a rotary embedding from the parameters of `config.json`, as
+//! transformers computes them: in f32 and in its order of operations.
 
 use super::{RopeParams, RopeScaling};
 use crate::{KernelError, ops::check::Check};
@@ -10,7 +10,8 @@ use std::f64::consts::TAU;
 pub struct Llama3 {
     /// Divides low frequencies.
     pub factor: f32,
-    /// Frequencies whose wavelength exceeds `original_max_position_embeddings` over this are divided.
+    /// Frequencies whose wavelength exceeds `original_max_position_embeddings` over this are
+    /// divided.
     pub low_freq_factor: f32,
     /// Frequencies whose wavelength is below `original_max_position_embeddings` over this are kept.
     pub high_freq_factor: f32,
@@ -25,7 +26,8 @@ pub struct Yarn {
     pub factor: f64,
     /// The context length of the original training.
     pub original_max_position_embeddings: usize,
-    /// Scales cosine and sine; if absent, `0.1 ln(factor) + 1`, or what `mscale` and `mscale_all_dim` give.
+    /// Scales cosine and sine; if absent, `0.1 ln(factor) + 1`, or what `mscale` and
+    /// `mscale_all_dim` give.
     pub attention_factor: Option<f64>,
     /// With `mscale_all_dim`: `(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)`.
     pub mscale: Option<f64>,

@@ -49,7 +49,8 @@ pub enum RopeScaling {
     },
     /// Low frequencies are divided, high ones are kept, with a ramp between.
     Llama3(Llama3),
-    /// As Llama 3's, but the ramp is over rotations instead of wavelengths, and cosine and sine are scaled.
+    /// As Llama 3's, but the ramp is over rotations instead of wavelengths, and cosine and sine are
+    /// scaled.
     Yarn(Yarn),
     /// Divided by factors that were searched for, one per frequency.
     LongRope(LongRope),
@@ -66,8 +67,8 @@ pub struct RopeParams {
     pub layout: RopeLayout,
     /// The scaling of frequencies.
     pub scaling: RopeScaling,
-    /// Further divisors, one per frequency: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`. A pair whose divisor is infinite is
-    /// not rotated.
+    /// Further divisors, one per frequency: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`. A pair
+    /// whose divisor is infinite is not rotated.
     pub freq_factors: Option<Vec<f32>>,
 }
 
@@ -83,14 +84,15 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// `inv_freq[i] = theta^(-2 i / rotary_dim)`, scaled, all in f32 and in transformers' order of operations.
+    /// `inv_freq[i] = theta^(-2 i / rotary_dim)`, scaled, all in f32 and in transformers' order of
+    /// operations.
     ///
-    /// Source: transformers 5.23 `modeling_rope_utils` (`_compute_*_parameters`). Equal to it except for the last
-    /// place of `theta^x`, which is correctly rounded here.
+    /// Source: transformers 5.23 `modeling_rope_utils` (`_compute_*_parameters`). Equal to it
+    /// except for the last place of `theta^x`, which is correctly rounded here.
     ///
     /// # Errors
-    /// [`KernelError::Value`] for an odd `rotary_dim`, a wrong number of `freq_factors`, and for parameters that are
-    /// not positive, finite and in order; the message names the parameter.
+    /// [`KernelError::Value`] for an odd `rotary_dim`, a wrong number of `freq_factors`, and for
+    /// parameters that are not positive, finite and in order; the message names the parameter.
     pub fn new(params: &RopeParams) -> Result<Self, KernelError> {
         let (inv_freq, attention_factor) = frequencies::compute(params)?;
         Ok(Self {
@@ -103,7 +105,8 @@ impl Rope {
         })
     }
 
-    /// Checks that heads of `width` elements can be rotated, and that each token of `x` `[T, ..]` has a position.
+    /// Checks that heads of `width` elements can be rotated, and that each token of `x` `[T, ..]`
+    /// has a position.
     pub(super) fn check(
         &self,
         check: Check,
@@ -142,8 +145,8 @@ impl Rope {
 }
 
 /// Rotates pair `i` of each head by `angle = positions[t] * inv_freq[i]`:
-/// `y[a] = x[a] cos - x[b] sin`, `y[b] = x[b] cos + x[a] sin` for the pair `(a, b)`, with cos and sin multiplied by
-/// the attention factor. Elements from `rotary_dim` on are copied.
+/// `y[a] = x[a] cos - x[b] sin`, `y[b] = x[b] cos + x[a] sin` for the pair `(a, b)`, with cos and
+/// sin multiplied by the attention factor. Elements from `rotary_dim` on are copied.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -151,10 +154,10 @@ impl Rope {
 /// | positions | `[T]` | u32 |
 /// | y | `[T, H, D]` | x's |
 ///
-/// As in transformers, the position is rounded to f32 (exact up to 2^24) and the angle is the rounded f32 product, so
-/// that far positions give transformers' results (the angle's error grows to 2^-24 of the angle). Cosine and sine are
-/// within one unit in the last place, on a GPU within 2^-23. Products and sum are f32, rounded once to x's dtype at
-/// the end.
+/// As in transformers, the position is rounded to f32 (exact up to 2^24) and the angle is the
+/// rounded f32 product, so that far positions give transformers' results (the angle's error grows
+/// to 2^-24 of the angle). Cosine and sine are within one unit in the last place, on a GPU within
+/// 2^-23. Products and sum are f32, rounded once to x's dtype at the end.
 ///
 /// The first rotation on a GPU uploads the frequencies, so it must not be part of a captured pass;
 /// [`Gpu::capture`](crate::gpu::Gpu) runs its work once before it captures.
@@ -162,8 +165,8 @@ impl Rope {
 /// Source: transformers 5.23 `LlamaRotaryEmbedding`, `apply_rotary_pos_emb`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
-/// dtypes.
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
+/// [`KernelError::Value`] for other dtypes.
 pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, KernelError> {
     let check = Check("rope");
     let [_, _, width] = check.dims("x", x, "[T, H, D]")?;

@@ -9,8 +9,8 @@ use super::{LONGEST, SPACE, too_long};
 use crate::shown;
 use crate::tokenizer::gguf::Merge;
 
-/// Scores that llama.cpp's converter gives to added tokens, and to embeddings without a token. Neither is joined from
-/// parts: added tokens are found in a text before it is cut.
+/// Scores that llama.cpp's converter gives to added tokens, and to embeddings without a token.
+/// Neither is joined from parts: added tokens are found in a text before it is cut.
 const ADDED: f32 = -1000.0;
 const UNUSED: f32 = -10000.0;
 
@@ -87,8 +87,9 @@ pub(in crate::tokenizer::gguf) fn is_byte(token: &str) -> bool {
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(is_digit))
 }
 
-/// Scores of `vocab_size` tokens with which the tokens `vocab` are joined in the order of `merges`: as in SentencePiece's
-/// own files, a token's score is the number of tokens before it, negated, where they were made in the order of their ids.
+/// Scores of `vocab_size` tokens with which the tokens `vocab` are joined in the order of `merges`:
+/// as in SentencePiece's own files, a token's score is the number of tokens before it, negated,
+/// where they were made in the order of their ids.
 ///
 /// # Errors
 /// Merges have an order that no scores have, or GGUF would join two tokens that `merges` does not

@@ -18,7 +18,8 @@ pub(in super::super) struct ChunkConfig {
     pub head_map: HeadMap,
     pub layout: StateLayout,
     pub sign: DecaySign,
-    /// Chunks whose operands are in shared memory: one in use, one on its way, and, with 3, one loaded.
+    /// Chunks whose operands are in shared memory: one in use, one on its way, and, with 3, one
+    /// loaded.
     pub stages: usize,
 }
 
@@ -48,8 +49,8 @@ impl ChunkConfig {
     }
 }
 
-/// The offset in bytes of vector `column` of `row` in a tile of `vectors` vectors per row. Columns are swizzled, so that the
-/// same column of eight rows lies in different banks.
+/// The offset in bytes of vector `column` of `row` in a tile of `vectors` vectors per row. Columns
+/// are swizzled, so that the same column of eight rows lies in different banks.
 #[cube]
 pub fn swizzled(row: usize, column: usize, #[comptime] vectors: usize) -> u32 {
     let column =
@@ -65,7 +66,8 @@ mod tests {
     use super::*;
     use crate::gpu::compile::{CudaDevice, Target};
 
-    /// By capability: the stages of keys of 64 and of 128 elements. Token by token where not even two fit.
+    /// By capability: the stages of keys of 64 and of 128 elements. Token by token where not even
+    /// two fit.
     #[test]
     fn stages_fit_into_shared_memory() {
         for (capability, want) in [

@@ -7,22 +7,23 @@
 //! | `pass.rs` | the second kernel: each sequence's chunks in their order, with the state in registers |
 //! | `pass/layout.rs`, `pass/load.rs` | what lies where in its shared memory, and how it gets there |
 //!
-//! With `D` and `g` as `cpu/chunked.rs` has them, let `L[i][j] = beta[i] D[i][j] (k[i] . k[j])` for `j < i`. Then
+//! With `D` and `g` as `cpu/chunked.rs` has them, let `L[i][j] = beta[i] D[i][j] (k[i] . k[j])` for
+//! `j < i`. Then
 //! ```text
 //! delta = T (v - g S^T k)     T = (I + L)^-1 diag(beta)
 //! y     = scale * (g S^T q + P delta)     P[i][j] = D[i][j] (q[i] . k[j]) for j <= i
 //! S     = g[last] S + sum over j of k[j] (D[last][j] delta[j])^T
 //! ```
-//! The first kernel makes `T`, `P` and the gates. (Published algorithms apply `T` to keys and values beforehand. Applied to
-//! the error of the prediction, it needs neither product, nor memory for them, and what rounding it costs is relative to
-//! that error.)
+//! The first kernel makes `T`, `P` and the gates. (Published algorithms apply `T` to keys and
+//! values beforehand. Applied to the error of the prediction, it needs neither product, nor memory
+//! for them, and what rounding it costs is relative to that error.)
 //!
-//! Operands of products are rounded to the activations' type: the state, `T`, `P`, the error and `delta`. Their sums, the
-//! gates, `T` until then and the state itself are f32.
+//! Operands of products are rounded to the activations' type: the state, `T`, `P`, the error and
+//! `delta`. Their sums, the gates, `T` until then and the state itself are f32.
 //!
-//! Products are sums of `[16, 16]` tiles in shared memory times `[16, 8]` ones. Unit `u` of a plane has the places
-//! `(u / 4 + 8 i, 2 (u % 4) + j)` of a `[16, 8]` sum, `[i][j]` with `i` and `j` below 2. Two sums side by side, rounded and
-//! packed, are a left operand.
+//! Products are sums of `[16, 16]` tiles in shared memory times `[16, 8]` ones. Unit `u` of a plane
+//! has the places `(u / 4 + 8 i, 2 (u % 4) + j)` of a `[16, 8]` sum, `[i][j]` with `i` and `j`
+//! below 2. Two sums side by side, rounded and packed, are a left operand.
 
 mod config;
 mod pass;

@@ -1,17 +1,18 @@
-//! The pass through each sequence's chunks. A cube has [`COLUMNS`] columns of a head's state, and its planes have three roles
-//! that work at the same time:
+//! The pass through each sequence's chunks. A cube has [`COLUMNS`] columns of a head's state, and
+//! its planes have three roles that work at the same time:
 //!
-//! - A *state plane* has 16 columns, transposed, in registers. It takes chunk `c` into them, and hands over the state as the
-//!   chunk finds it, and `delta`, both rounded, through shared memory.
+//! - A *state plane* has 16 columns, transposed, in registers. It takes chunk `c` into them, and
+//!   hands over the state as the chunk finds it, and `delta`, both rounded, through shared memory.
 //! - An *output plane* computes `y` of chunk `c - 1` from what its state plane has handed over.
 //! - *Loader planes* copy the operands of later chunks into shared memory.
 //!
-//! All products have a transposed left operand, `[16 columns, depth]`, which is the sum of a product before, rounded;
-//! their right operands lie in shared memory.
+//! All products have a transposed left operand, `[16 columns, depth]`, which is the sum of a
+//! product before, rounded; their right operands lie in shared memory.
 //!
-//! Invariants: every plane of a cube goes through as many turns, with one `sync_cube` at the end of each. In turn `c` state
-//! planes read stage `c` of the keys, output planes stage `c - 1` of the queries and the handover of turn `c - 1`, and loaders
-//! fill stages `c + 2` and `c + 1`, which nobody reads then; `c + 1` and `c` where shared memory holds two stages alone.
+//! Invariants: every plane of a cube goes through as many turns, with one `sync_cube` at the end of
+//! each. In turn `c` state planes read stage `c` of the keys, output planes stage `c - 1` of the
+//! queries and the handover of turn `c - 1`, and loaders fill stages `c + 2` and `c + 1`, which
+//! nobody reads then; `c + 1` and `c` where shared memory holds two stages alone.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -78,7 +79,8 @@ pub(super) fn shared_memory(config: ChunkConfig) -> usize {
     SharedLayout::of(config).size()
 }
 
-/// Takes the chunks of the sequence in their order into the cube's columns of the state, which is the matrix at `matrix`.
+/// Takes the chunks of the sequence in their order into the cube's columns of the state, which is
+/// the matrix at `matrix`.
 #[cube]
 fn pass_chunks(
     operands: &LoadedOperands,
@@ -411,7 +413,7 @@ pub(super) fn launch(
         scale: problem.params.scale.to_bits(),
     };
     let kernel = compiled(problem.gpu.target(), config);
-    // SAFETY: the sizes are the tensors', which the config supports; a sequence whose offsets go past the tokens is left
-    // out, and all chunks of the others are prepared.
+    // SAFETY: the sizes are the tensors', which the config supports; a sequence whose offsets go
+    // past the tokens is left out, and all chunks of the others are prepared.
     unsafe { problem.gpu.launch(kernel, [columns, sequences, more], arguments) }
 }

@@ -1,8 +1,10 @@
 //! The part that does not depend on the state: `T`, `P` and the gates of a chunk of one value head,
 //! by one cube.
 //!
-//! 1. Keys and queries go to shared memory; meanwhile the products of the tokens' decays are computed.
-//! 2. Tensor cores multiply keys with keys and queries with keys, as far as one comes after the other.
+//! 1. Keys and queries go to shared memory; meanwhile the products of the tokens' decays are
+//!    computed.
+//! 2. Tensor cores multiply keys with keys and queries with keys, as far as one comes after the
+//!    other.
 //! 3. Times the decays these are `L`, which replaces the keys and queries, and `P`.
 //! 4. A unit per column inverts `I + L` by forward substitution.
 //!
@@ -92,7 +94,8 @@ pub(super) fn gated_delta_rule_prepare(
         sync_cube();
         store_pairs(&mut products, &of_chunk, &mut shared, pairs, index, config);
         sync_cube();
-        // Other planes invert from cube to cube, so that each quarter of a multiprocessor has some of the work.
+        // Other planes invert from cube to cube, so that each quarter of a multiprocessor has some
+        // of the work.
         let unit = unit ^ ((head + slot) % 2usize * CHUNK);
         let matrix = index * comptime!(CHUNK * CHUNK);
         if unit < CHUNK {
@@ -188,8 +191,8 @@ fn load(
     end_copy_group();
 }
 
-/// A plane's blocks of keys and of queries. A block is multiplied with the keys up to its own: a plane with more to do for
-/// its keys has less to do for its queries.
+/// A plane's blocks of keys and of queries. A block is multiplied with the keys up to its own: a
+/// plane with more to do for its keys has less to do for its queries.
 #[cube]
 fn own_blocks() -> (usize, usize) {
     let plane = UNIT_POS_X as usize / 32usize;
@@ -288,8 +291,8 @@ fn store_pairs(
     }
 }
 
-/// Multiplies a plane's products of block `i_block` with the tokens of block `block` by `D`; those with later tokens
-/// become 0.
+/// Multiplies a plane's products of block `i_block` with the tokens of block `block` by `D`; those
+/// with later tokens become 0.
 #[cube]
 fn decay(pairs: &mut Array<f32>, products: &Shared<[f32]>, i_block: usize, #[comptime] block: usize) {
     let lane = UNIT_POS_X as usize % 32usize;
@@ -310,9 +313,9 @@ fn decay(pairs: &mut Array<f32>, products: &Shared<[f32]>, i_block: usize, #[com
     }
 }
 
-/// Column `j` of `T`, by forward substitution, a block of rows at a time. (The loop over blocks is not unrolled: the
-/// instructions of a whole column would be fetched more slowly than they run.) The inverse's rows are kept in shared
-/// memory, behind `L`.
+/// Column `j` of `T`, by forward substitution, a block of rows at a time. (The loop over blocks is
+/// not unrolled: the instructions of a whole column would be fetched more slowly than they run.)
+/// The inverse's rows are kept in shared memory, behind `L`.
 #[cube]
 fn invert(
     shared: &mut Shared<[u32]>,
@@ -413,6 +416,7 @@ pub(super) fn launch(
         sizes: problem.sizes(state)?,
     };
     let kernel = compiled(problem.gpu.target(), config);
-    // SAFETY: the sizes are the tensors', offsets past the tokens leave a slot empty, and there is memory for each slot.
+    // SAFETY: the sizes are the tensors', offsets past the tokens leave a slot empty, and there is
+    // memory for each slot.
     unsafe { problem.gpu.launch(kernel, [CHECK.index(problem.dims.value_heads)?, y, z], arguments) }
 }

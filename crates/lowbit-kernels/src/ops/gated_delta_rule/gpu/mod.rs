@@ -1,5 +1,6 @@
-//! The rule on a GPU: token after token on any; long sequences of 16-bit activations in chunks, on NVIDIA's tensor cores
-//! (`../cuda/`) or on the cooperative matrices that a device reports (`chunked/`).
+//! The rule on a GPU: token after token on any; long sequences of 16-bit activations in chunks, on
+//! NVIDIA's tensor cores (`../cuda/`) or on the cooperative matrices that a device reports
+//! (`chunked/`).
 
 mod chunked;
 pub(super) mod operands;
@@ -137,7 +138,8 @@ fn chunks(
     Ok(chunks.filter(|_| form == Form::Chunked))
 }
 
-/// Tokens per chunk, where a call is computed in chunks: its operands are then rounded, see [`cuda`].
+/// Tokens per chunk, where a call is computed in chunks: its operands are then rounded, see
+/// [`cuda`].
 pub(super) fn chunk_tokens(
     gpu: &Gpu,
     inputs: &GatedDeltaInputs,

@@ -33,7 +33,8 @@ pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePr
 /// The results that the first kernel leaves to the second, for each slot of a chunk and each value
 /// head.
 pub(in crate::ops::gated_delta_rule) struct Prepared {
-    /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are undefined.
+    /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are
+    /// undefined.
     pub transforms: Memory,
     /// `P`, likewise.
     pub pairs: Memory,
@@ -72,7 +73,8 @@ impl Problem<'_> {
     }
 }
 
-/// Has `launch` prepare all chunks of `tokens` tokens, in as many slots as it is given, and pass over them. Its q and k are normalised.
+/// Has `launch` prepare all chunks of `tokens` tokens, in as many slots as it is given, and pass
+/// over them. Its q and k are normalised.
 pub(in crate::ops::gated_delta_rule) fn in_chunks(
     problem: &Problem,
     state: &Tensor,

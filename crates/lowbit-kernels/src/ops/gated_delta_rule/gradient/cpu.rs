@@ -1,6 +1,6 @@
-//! A task is a key head of a sequence, with the value heads that read it one after the other. A head runs forward once and keeps
-//! its state every [`CHUNK`] tokens; then, from the last chunk to the first, it computes the chunk's states anew and goes back
-//! through them.
+//! A task is a key head of a sequence, with the value heads that read it one after the other. A
+//! head runs forward once and keeps its state every [`CHUNK`] tokens; then, from the last chunk to
+//! the first, it computes the chunk's states anew and goes back through them.
 
 use crate::Cpu;
 use crate::gemm::transpose;
@@ -9,7 +9,8 @@ use crate::ops::gated_delta_rule::{Dims, StateLayout};
 use crate::simd::{Kernel, Simd, slices::dot};
 use std::ops::Range;
 
-/// Tokens between two checkpoints: about the root of the length of a training sample, which needs least memory.
+/// Tokens between two checkpoints: about the root of the length of a training sample, which needs
+/// least memory.
 pub(super) const CHUNK: usize = 32;
 
 /// The destination of the gradients, as the op says; zero.
@@ -201,8 +202,8 @@ impl<S: Simd> Step<S> {
         }
     }
 
-    /// From the state before the token, which is changed, and the gradient of the one after, which becomes that of the one before.
-    /// Returns dlog_decay and dbeta.
+    /// From the state before the token, which is changed, and the gradient of the one after, which
+    /// becomes that of the one before. Returns dlog_decay and dbeta.
     #[inline(always)]
     fn backward(
         &mut self,

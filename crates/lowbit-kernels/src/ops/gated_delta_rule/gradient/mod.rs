@@ -33,7 +33,8 @@ pub enum GatesGradient {
     Raw(DeltaGatesGradient),
 }
 
-/// Token after token from a sequence's last, with `G` the gradient of the state after a token, 0 after the last one:
+/// Token after token from a sequence's last, with `G` the gradient of the state after a token, 0
+/// after the last one:
 ///
 /// ```text
 /// G     <- G + scale * q[t] dy[t]^T            dq[t] = scale * S[t] dy[t]
@@ -42,8 +43,8 @@ pub enum GatesGradient {
 /// G     <- G - k[t] dv[t]^T                    dlog_decay[t] = sum of G * (decay S[t-1]), element by element
 /// G     <- decay * G
 /// ```
-/// dq and dk are summed over the value heads that read a key head. Where the op normalises q and k or computes the gates, the
-/// gradients go on through these.
+/// dq and dk are summed over the value heads that read a key head. Where the op normalises q and k
+/// or computes the gates, the gradients go on through these.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -52,16 +53,18 @@ pub enum GatesGradient {
 /// | `dq`, `dk`, `dv` | as `q`, `k` and `v` | `dy`'s |
 /// | `dlog_decay`, `dbeta` | `[T, Hv]` | f32 |
 ///
-/// States are computed anew from checkpoints: 32 tokens apart on the CPU, and 64 on a GPU, which sums up what tokens of a chunk make of
-/// each other. The state before is a constant, and nothing is to depend on the state after. Everything is f32, in an order that does
-/// not depend on the number of threads and is the same in every launch; [`GatedDeltaRule::form`] has no say. On a GPU `cu_seqlens` is
-/// not looked at beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and the gradients of tokens of no
-/// sequence are 0.
+/// States are computed anew from checkpoints: 32 tokens apart on the CPU, and 64 on a GPU, which
+/// sums up what tokens of a chunk make of each other. The state before is a constant, and nothing
+/// is to depend on the state after. Everything is f32, in an order that does not depend on the
+/// number of threads and is the same in every launch; [`GatedDeltaRule::form`] has no say. On a GPU
+/// `cu_seqlens` is not looked at beforehand: a sequence whose offsets do not rise, or go past `T`,
+/// is left out, and the gradients of tokens of no sequence are 0.
 ///
 /// Source: flash-linear-attention `fused_recurrent_gated_delta_rule` (the forward pass, derived).
 ///
 /// # Errors
-/// As [`gated_delta_rule()`](super::gated_delta_rule()); [`KernelError::Shape`] for a dy that does not fit.
+/// As [`gated_delta_rule()`](super::gated_delta_rule()); [`KernelError::Shape`] for a dy that does
+/// not fit.
 pub fn gated_delta_rule_backward(
     inputs: &GatedDeltaInputs,
     state: &Tensor,

@@ -1,7 +1,8 @@
 //! The gradients in f64, and how far f32 may be from each.
 //!
-//! To first order in `u = 2^-24`, for each column j of the state, with `kept` what is left of it after its decay, `r` the residual
-//! `v - kept^T k`, `G` the state's gradient, and `M >= |kept|` and `N >= |G|` the magnitudes of their terms:
+//! To first order in `u = 2^-24`, for each column j of the state, with `kept` what is left of it
+//! after its decay, `r` the residual `v - kept^T k`, `G` the state's gradient, and `M >= |kept|`
+//! and `N >= |G|` the magnitudes of their terms:
 //! ```text
 //! e(kept_j) = decay e(S_j) + 4 u |M_j|                 e(r_j) = e(kept_j) |k| + (Dk + 4) u M_j . |k| + 2 u |v_j|
 //! e(S_j)    = rho e(kept_j) + beta |k| (the roundings of r_j) + 3 u |M_j|

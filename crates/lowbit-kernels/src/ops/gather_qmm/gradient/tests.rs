@@ -74,7 +74,8 @@ fn agrees_with_f64_and_with_each_experts_product() {
     agrees_with_f64_and_with_each_experts_product_on(&devices());
 }
 
-/// On a CPU the gradients of each expert are bits that its own product's are; a GPU sums these in another order.
+/// On a CPU the gradients of each expert are bits that its own product's are; a GPU sums these in
+/// another order.
 fn agrees_with_f64_and_with_each_experts_product_on(devices: &[Device]) {
     for device in devices {
         for (products, tokens, slots) in

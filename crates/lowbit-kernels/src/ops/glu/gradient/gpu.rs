@@ -1,4 +1,5 @@
-//! Both gradients on a GPU, in one launch: element by element, or row by row (`gpu/rows.rs`) where a row has one gate.
+//! Both gradients on a GPU, in one launch: element by element, or row by row (`gpu/rows.rs`) where
+//! a row has one gate.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -211,7 +212,8 @@ pub(super) fn launch(
             columns: check.index(columns / vector)?,
         },
     };
-    // SAFETY: x, dy and dx are rows of `width` elements, the gate and its gradient as many of `columns`, which is no less.
+    // SAFETY: x, dy and dx are rows of `width` elements, the gate and its gradient as many of
+    // `columns`, which is no less.
     unsafe { gpu.launch(of_elements(target, config), cubes(len), arguments)? };
     Ok([dx, dgate])
 }

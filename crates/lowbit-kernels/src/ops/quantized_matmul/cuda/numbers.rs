@@ -1,4 +1,5 @@
-//! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and entries of a codebook.
+//! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and
+//! entries of a codebook.
 
 use crate::gpu::cuda::ptx::{permute, subtract, subtract_halves};
 use crate::gpu::decode::factor;
@@ -11,7 +12,8 @@ use lowbit_formats::FloatType;
 /// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
 pub(super) const ONES: u32 = 0x3f80_3f80;
 
-/// The codebook without signs, of which the first half are negative: byte j of word i is entry 4 i + j.
+/// The codebook without signs, of which the first half are negative: byte j of word i is entry
+/// `4 i + j`.
 const MAGNITUDES: [u32; 4] = {
     let mut words = [0; 4];
     let mut code = 0;
@@ -48,8 +50,8 @@ impl Numbers {
         Self { layout, dtype, places: 1 }
     }
 
-    /// With sums for as many places as save shifts: as f16, two neighbours of up to 5 bits need one shift, and those of 4
-    /// bits none.
+    /// With sums for as many places as save shifts: as f16, two neighbours of up to 5 bits need one
+    /// shift, and those of 4 bits none.
     pub fn unshifted(layout: Layout, dtype: FloatType) -> Self {
         let integer = matches!(layout.codes, Codes::Integer { .. });
         let places = if integer && layout.bits <= 5 && dtype == FloatType::F16 { 2 } else { 1 };
@@ -85,8 +87,8 @@ impl Numbers {
         }
     }
 
-    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes. Small floats of
-    /// 4 bits and entries of a codebook take a byte each.
+    /// Words that hold as many codes each in their lower and in their upper halves, for twice
+    /// [`Self::distance`] codes. Small floats of 4 bits and entries of a codebook take a byte each.
     fn words(self) -> usize {
         match self.layout.codes {
             Codes::E2M1 => 2,
@@ -116,8 +118,8 @@ impl Numbers {
         values / (2 * self.distance()) * self.words()
     }
 
-    /// The lowest bit of the first place in the mantissa. f16 holds codes as subnormals; bf16's products with those would be
-    /// subnormal themselves.
+    /// The lowest bit of the first place in the mantissa. f16 holds codes as subnormals; bf16's
+    /// products with those would be subnormal themselves.
     fn lowest_bit(self) -> usize {
         if self.dtype == FloatType::BF16 { 7 - self.layout.bits } else { 0 }
     }
@@ -160,8 +162,8 @@ struct Gathered {
     bytes: u32,
 }
 
-/// Puts `values` codes, whose words begin at `from`, into [`Numbers::halves`] from `to` on: those that belong together
-/// at the same place of both halves. `ones` is [`ONES`].
+/// Puts `values` codes, whose words begin at `from`, into [`Numbers::halves`] from `to` on: those
+/// that belong together at the same place of both halves. `ones` is [`ONES`].
 #[cube]
 pub(super) fn split(
     words: &Array<u32>,
@@ -201,7 +203,8 @@ pub(super) fn split(
     }
 }
 
-/// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with their uppermost bits flipped.
+/// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with
+/// their uppermost bits flipped.
 #[cube]
 fn entries(codes: u32, others: u32, ones: u32) -> u32 {
     // If a code has its uppermost bit, its byte is the uppermost bit of the entry that the other
@@ -218,8 +221,8 @@ fn kept(#[comptime] value: u32, ones: u32) -> u32 {
     ones ^ comptime!(value ^ ONES)
 }
 
-/// The upper bytes of four codes of e2m1 as f16, where a word has their signs in its bytes' uppermost bits, and another one the
-/// rest one place above the lowest.
+/// The upper bytes of four codes of e2m1 as f16, where a word has their signs in its bytes'
+/// uppermost bits, and another one the rest one place above the lowest.
 #[cube]
 fn upper_bytes(signs: u32, magnitudes: u32) -> u32 {
     (signs & 0x8080_8080u32) | (magnitudes & 0x0e0e_0e0eu32)
@@ -258,7 +261,8 @@ pub(super) fn numbers(
         Codes::E4M3 => {
             let sign = moved(halves[at], comptime!(bit % 16 + 7), 1usize, 15usize);
             let magnitude = moved(halves[at], comptime!(bit % 16), 7usize, 7usize);
-            // The one that is NaN carries into f16's uppermost bit of the exponent, and is NaN with it.
+            // The one that is NaN carries into f16's uppermost bit of the exponent, and is NaN with
+            // it.
             sign | magnitude | ((magnitude + 0x0080_0080u32) & 0x4000_4000u32)
         }
         // 1024 is added by the exponent, and the entries have 128.

@@ -34,9 +34,11 @@ pub(crate) struct Staging {
 /// The order of a row's values, in vectors of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
-    /// Spans of so many vectors, one apart, so that four units read different banks; after all rows as many zeros.
+    /// Spans of so many vectors, one apart, so that four units read different banks; after all rows
+    /// as many zeros.
     Spans { vectors: usize },
-    /// The first vectors of all quarters of a group of so many vectors, then all second ones; group after group.
+    /// The first vectors of all quarters of a group of so many vectors, then all second ones; group
+    /// after group.
     Quarters { vectors: usize },
 }
 
@@ -128,8 +130,9 @@ pub(super) struct Staged {
     pub sums: Shared<[f32]>,
 }
 
-/// Brings a chunk of rows of x to where the cube's units share it, with zeros up to whole chunks, and the sums of its
-/// groups. Of listed rows, those past every 8 that there are rows among are left out.
+/// Brings a chunk of rows of x to where the cube's units share it, with zeros up to whole chunks,
+/// and the sums of its groups. Of listed rows, those past every 8 that there are rows among are
+/// left out.
 #[cube]
 pub(super) fn stage(
     x: &[Vector<u32, Const<4>>],
@@ -189,7 +192,8 @@ pub(super) fn stage(
     }
 }
 
-/// The row of x and the part of it that a unit brings as the `i`-th of a batch, its first the `first`-th of the chunk.
+/// The row of x and the part of it that a unit brings as the `i`-th of a batch, its first the
+/// `first`-th of the chunk.
 #[cube]
 fn column_and_part(first: usize, #[comptime] i: usize, #[comptime] staging: Staging) -> (usize, usize) {
     let parts = comptime!(staging.values / staging.part);
@@ -202,7 +206,8 @@ fn column_and_part(first: usize, #[comptime] i: usize, #[comptime] staging: Stag
     }
 }
 
-/// Puts a part of a row of x, its words from `from` on, to what units share. A plane's units have parts in order.
+/// Puts a part of a row of x, its words from `from` on, to what units share. A plane's units have
+/// parts in order.
 #[cube]
 fn keep(
     words: &Array<u32>,
@@ -275,7 +280,8 @@ pub(crate) struct Sums {
     pub listed: bool,
 }
 
-/// Adds up the parts of each sum, `[parts, columns, rows]`, and stores those that there are rows for.
+/// Adds up the parts of each sum, `[parts, columns, rows]`, and stores those that there are rows
+/// for.
 #[cube]
 pub(super) fn store_sums<Y: Int>(
     partial: &Shared<[f32]>,

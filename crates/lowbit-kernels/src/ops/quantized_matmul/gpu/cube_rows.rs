@@ -10,9 +10,11 @@ use crate::gpu::layout::RUN;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The sizes of a product with few rows of x, of which each cube takes some. Where there are experts, it computes
-/// `y[p * pairs + t, n] = sum over k of x[t / share, k] * weight[p * experts + ids[t], n, k]`, and NaN for an id that is
-/// none of them; else `y[b * m + t, n] = sum over k of x[b * m + t, k] * weight[b, n, k]`.
+/// The sizes of a product with few rows of x, of which each cube takes some. Where there are
+/// experts, it computes
+/// `y[p * pairs + t, n] = sum over k of x[t / share, k] * weight[p * experts + ids[t], n, k]`, and
+/// NaN for an id that is none of them; else
+/// `y[b * m + t, n] = sum over k of x[b * m + t, k] * weight[b, n, k]`.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(in super::super) struct Sizes {
     pub n: u32,
@@ -50,8 +52,9 @@ pub(in super::super) fn folds(n: usize, n_tile: usize) -> usize {
     n.div_ceil(n_tile).div_ceil(CUBES).max(1)
 }
 
-/// Cubes for a product of which each takes `m_tile` rows of x of one batch and `n_tile` of the weight. Tiles of the weight lie
-/// along x, in `folds` parts, which lie along z with what is left of the rows of x.
+/// Cubes for a product of which each takes `m_tile` rows of x of one batch and `n_tile` of the
+/// weight. Tiles of the weight lie along x, in `folds` parts, which lie along z with what is left
+/// of the rows of x.
 pub(in super::super) fn cubes(
     problem: &Problem,
     [m_tile, n_tile]: [usize; 2],
@@ -101,7 +104,8 @@ pub(in super::super) struct CubeRows {
     pub initial: f32,
 }
 
-/// This cube's rows: `m_tile` at most, or one where there are experts. `folds` is that of [`cubes`].
+/// This cube's rows: `m_tile` at most, or one where there are experts. `folds` is that of
+/// [`cubes`].
 #[cube]
 pub(in super::super) fn cube_rows(
     ids: &[u32],

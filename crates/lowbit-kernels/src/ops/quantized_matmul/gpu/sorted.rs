@@ -1,5 +1,5 @@
-//! Many pairs of a token and an expert: brought together by expert on the device, so that a tile of rows reads its
-//! expert's weight once.
+//! Many pairs of a token and an expert: brought together by expert on the device, so that a tile of
+//! rows reads its expert's weight once.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -32,8 +32,8 @@ pub(crate) struct Tiles<'a> {
     pub count: usize,
     /// Rows of x per batch of the weight; with a list, of y.
     pub m: usize,
-    /// The batch of the weight of each tile (or [`WRONG`], or above), then the row of y of each row of each
-    /// tile (or `u32::MAX`), `share` of which have the same row of x.
+    /// The batch of the weight of each tile (or [`WRONG`], or above), then the row of y of each row
+    /// of each tile (or `u32::MAX`), `share` of which have the same row of x.
     pub list: Option<(&'a Memory, usize)>,
 }
 
@@ -44,13 +44,15 @@ impl Tiles<'_> {
     }
 }
 
-/// The routing of a problem whose pairs the device can sort, where there are enough of them for that to pay.
+/// The routing of a problem whose pairs the device can sort, where there are enough of them for
+/// that to pay.
 pub(crate) fn sortable(caps: &Caps, problem: &Problem) -> Option<Routing> {
     let takes = |routing: &Routing| routing.has_many_pairs() && routing.experts <= MOST_EXPERTS;
     problem.routing.filter(takes).filter(|_| caps.units >= UNITS)
 }
 
-/// Calls `multiply` for each product of routed experts, with its pairs sorted into tiles of `m_tile` rows.
+/// Calls `multiply` for each product of routed experts, with its pairs sorted into tiles of
+/// `m_tile` rows.
 pub(crate) fn for_each_sorted(
     gpu: &Gpu,
     m_tile: usize,
@@ -65,7 +67,8 @@ pub(crate) fn for_each_sorted(
     })
 }
 
-/// Writes the list that [`Tiles`] want: the expert of each tile of `rows` rows, then the pairs of each.
+/// Writes the list that [`Tiles`] want: the expert of each tile of `rows` rows, then the pairs of
+/// each.
 #[kernel]
 fn gather_qmm_sort(
     ids: &[u32],

@@ -1,6 +1,6 @@
-//! Both products go through `gemm.rs`. That of dy and the weight decodes as many rows of the weight as a product sums at a time,
-//! for a block of rows of dy. That of dy's transpose and x makes a strip of the weight's gradient, which is either the
-//! result or is summed up by group at once.
+//! Both products go through `gemm.rs`. That of dy and the weight decodes as many rows of the weight
+//! as a product sums at a time, for a block of rows of dy. That of dy's transpose and x makes a
+//! strip of the weight's gradient, which is either the result or is summed up by group at once.
 
 use crate::gemm::{DEPTH, Extent, Onto, Packed, Transposed, product};
 use crate::ops::quantized_matmul::Group;
@@ -13,7 +13,8 @@ use crate::{Cpu, KernelError, QuantizedTensor};
 use lowbit_formats::{Format, with_codec};
 use std::borrow::Cow;
 
-/// Rows of dy that share a decoded block: enough to make little of decoding, and their sums stay in the second-level cache.
+/// Rows of dy that share a decoded block: enough to make little of decoding, and their sums stay in
+/// the second-level cache.
 const BLOCK: usize = 128;
 
 /// Rows of a matrix, `[m, width]`.
@@ -35,7 +36,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// `dx[m, k] = sum over n of dy[m, n] * weight[n, k]` for each matrix of the weight; `dx` has their results one after the other.
+/// `dx[m, k] = sum over n of dy[m, n] * weight[n, k]` for each matrix of the weight; `dx` has their
+/// results one after the other.
 pub(super) fn backward_x(cpu: &Cpu, weight: &QuantizedTensor, dy: &[Rows<'_>], dx: &mut [f32]) {
     let each = dx.len() / dy.len().max(1);
     let mut rest = dx;
@@ -46,7 +48,8 @@ pub(super) fn backward_x(cpu: &Cpu, weight: &QuantizedTensor, dy: &[Rows<'_>], d
     backward_x_groups(cpu, weight, groups.collect());
 }
 
-/// As [`backward_x`] for groups of rows of dy (their `x`) and of dx (their `y`) and the matrices that they meet.
+/// As [`backward_x`] for groups of rows of dy (their `x`) and of dx (their `y`) and the matrices
+/// that they meet.
 pub(in crate::ops) fn backward_x_groups(cpu: &Cpu, weight: &QuantizedTensor, groups: Vec<Group<'_>>) {
     let (n, k) = (weight.n(), weight.k());
     if n == 0 || k == 0 {
@@ -105,7 +108,8 @@ impl Kernel for BackwardX<'_, '_> {
     }
 }
 
-/// `dweight[n, k] = sum over m of dy[m, n] * x[m, k]` for each matrix; `pairs` are its rows of x and of dy.
+/// `dweight[n, k] = sum over m of dy[m, n] * x[m, k]` for each matrix; `pairs` are its rows of x
+/// and of dy.
 pub(in crate::ops) fn backward_weight(cpu: &Cpu, pairs: &[[Rows<'_>; 2]], dweight: &mut [f32]) {
     let Some([x, dy]) = pairs.first() else { return };
     let ((n, k), operands) = ((dy.width, x.width), padded(cpu, pairs));
@@ -166,7 +170,8 @@ fn strips(x: &mut [f32], (n, width): (usize, usize), height: usize) -> impl Iter
     x.chunks_exact_mut(n * width).flat_map(move |x| x.chunks_mut(height * width))
 }
 
-/// Rows of a weight's gradient that a task makes: at most as many as lie side by side in a packed operand.
+/// Rows of a weight's gradient that a task makes: at most as many as lie side by side in a packed
+/// operand.
 fn strip(cpu: &Cpu, n: usize) -> usize {
     n.div_ceil(cpu.threads()).next_multiple_of(8).min(DEPTH)
 }

@@ -1,5 +1,7 @@
-//! The gradients on a GPU. Where there is a [`library`], it multiplies. Else both products are forward products of dense matrices, so
-//! that they take the kernels that [`plan`](crate::ops::quantized_matmul::plan) chooses: what is new is how their operands get to lie.
+//! The gradients on a GPU. Where there is a [`library`], it multiplies. Else both products are
+//! forward products of dense matrices, so that they take the kernels that
+//! [`plan`](crate::ops::quantized_matmul::plan) chooses: what is new is how their operands get to
+//! lie.
 //!
 //! ```text
 //! dx      = dy W        = quantized_matmul(dy, W^T)       W^T decoded to dy's type: reads the weight, writes N K elements
@@ -40,8 +42,8 @@ struct WeightSizes {
     pitch: u32,
 }
 
-/// `y[.., k, n] = weight[.., n, k]`, with zeros up to `pitch`: a unit a run, neighbours neighbouring rows of the weight, which are
-/// neighbours in y.
+/// `y[.., k, n] = weight[.., n, k]`, with zeros up to `pitch`: a unit a run, neighbours
+/// neighbouring rows of the weight, which are neighbours in y.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn quantized_matmul_decode_transposed<S: Int, B: Int, Y: Int, V: Size>(
@@ -85,9 +87,9 @@ struct MatrixSizes {
     pitch: u32,
 }
 
-/// `y[.., column, row] = x[.., row, column]`, with zeros up to `pitch`: a cube a square. Neighbours write neighbouring elements; what
-/// they read is in the same lines of the cache for all of the square's rows. There is no shared memory: as CubeCL 0.11
-/// declares it, lavapipe 22.3 crashes.
+/// `y[.., column, row] = x[.., row, column]`, with zeros up to `pitch`: a cube a square. Neighbours
+/// write neighbouring elements; what they read is in the same lines of the cache for all of the
+/// square's rows. There is no shared memory: as CubeCL 0.11 declares it, lavapipe 22.3 crashes.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn quantized_matmul_transpose<Y: Int>(x: &[Y], y: &mut [Y], sizes: MatrixSizes) {
@@ -127,8 +129,9 @@ struct SpanSizes {
 const PLANE: usize = 32;
 const VECTORS: usize = RUN / 4;
 
-/// `dscales[g] = sum of dweight[i] * value(code[i])` and `dbiases[g] = sum of dweight[i]` over the i of group g: a unit a span. Where
-/// `vector` is 4, spans follow each other without gaps, and the units of a plane load theirs together.
+/// `dscales[g] = sum of dweight[i] * value(code[i])` and `dbiases[g] = sum of dweight[i]` over the
+/// i of group g: a unit a span. Where `vector` is 4, spans follow each other without gaps, and the
+/// units of a plane load theirs together.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn quantized_matmul_group_sums<V: Size, D: Size>(
@@ -194,8 +197,9 @@ fn quantized_matmul_group_sums<V: Size, D: Size>(
     }
 }
 
-/// The spans of a plane's units, the first of which is span `first`, a run of each at a time: eight neighbours load a run, so that each
-/// load of a plane is of four lines, and each unit takes its own from shared memory.
+/// The spans of a plane's units, the first of which is span `first`, a run of each at a time: eight
+/// neighbours load a run, so that each load of a plane is of four lines, and each unit takes its
+/// own from shared memory.
 #[cube]
 fn exchanged<D: Size>(
     dweight: &[Vector<f32, D>],
@@ -373,7 +377,8 @@ pub(super) fn backward_weight(
     multiply(gpu, &dy, &x, None, &[count, n, k], FloatType::F32)?.0.reshape(shape)
 }
 
-/// Elements of the gradient of a weight's values that exist at a time where only the scales' are wanted: 256 MB.
+/// Elements of the gradient of a weight's values that exist at a time where only the scales' are
+/// wanted: 256 MB.
 const SLAB: usize = 1 << 26;
 
 /// The gradients of scales and biases; x and dy are of one type.

@@ -1,5 +1,5 @@
-//! The gradients by a GPU maker's library of dense products. It takes operands that lie by rows or by columns, so that nothing is
-//! transposed first.
+//! The gradients by a GPU maker's library of dense products. It takes operands that lie by rows or
+//! by columns, so that nothing is transposed first.
 
 use super::super::cuda::vendor_blas::decoded;
 use super::super::problem::ALIGNMENT;
@@ -41,7 +41,8 @@ impl<'a> Matrices<'a> {
         Ok(Self { weight, dtype, decoded })
     }
 
-    /// `dx = dy weight` for some of the matrices, with `each` rows of dy and of dx, the first of which are rows `first`.
+    /// `dx = dy weight` for some of the matrices, with `each` rows of dy and of dx, the first of
+    /// which are rows `first`.
     pub fn backward_x(
         &self,
         gpu: &Gpu,
@@ -66,7 +67,8 @@ impl<'a> Matrices<'a> {
     }
 }
 
-/// `dx = dy weight`, of `shape`, if the library takes it: the weight is decoded to dy's type, unless it is of that type.
+/// `dx = dy weight`, of `shape`, if the library takes it: the weight is decoded to dy's type,
+/// unless it is of that type.
 pub(super) fn backward_x(
     gpu: &Gpu,
     dy: &Tensor,
@@ -82,7 +84,8 @@ pub(super) fn backward_x(
     Ok(Some(dx))
 }
 
-/// Rows of x and of dy, of one type, that belong to one matrix of a weight, or as many rows to each of several that follow each other.
+/// Rows of x and of dy, of one type, that belong to one matrix of a weight, or as many rows to each
+/// of several that follow each other.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Rows<'a> {
     pub x: &'a Tensor,
@@ -95,8 +98,10 @@ pub(in crate::ops) struct Rows<'a> {
     pub matrices: usize,
 }
 
-/// Makes of `dweight`, from element `at` on, `dweight[n, k] = sum over a matrix's rows of dy[row, n] * x[row, k]` for the columns `n` of dy,
-/// which are all where there are several matrices. [`takes`] was asked with the lengths of all rows.
+/// Makes of `dweight`, from element `at` on,
+/// `dweight[n, k] = sum over a matrix's rows of dy[row, n] * x[row, k]` for the columns `n` of dy,
+/// which are all where there are several matrices. [`takes`] was asked with the lengths of all
+/// rows.
 pub(in crate::ops) fn backward_matrices(
     gpu: &Gpu,
     rows: Rows<'_>,

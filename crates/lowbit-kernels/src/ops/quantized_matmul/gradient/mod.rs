@@ -1,4 +1,5 @@
-//! The gradients of [`quantized_matmul()`](super::quantized_matmul()): of x, of a weight's scales and biases, and of its values.
+//! The gradients of [`quantized_matmul()`](super::quantized_matmul()): of x, of a weight's scales
+//! and biases, and of its values.
 //!
 //! | operand | shape | dtype |
 //! |---|---|---|
@@ -9,9 +10,10 @@
 //! | `dscales`, `dbiases` | `[N, K / group]`, or `[B, N, K / group]` | f32 |
 //! | `dweight` | the weight's | f32 |
 //!
-//! These are derivatives of the exact formula: where the forward product rounds x to 8 bits or a weight to bf16, the rounding
-//! counts as the identity (the straight-through estimate). All sums are f32, in an order that does not depend on the number of
-//! threads. A GPU multiplies a weight that it has decoded to dy's type, and x and dy in x's type, or in f32 where they differ.
+//! These are derivatives of the exact formula: where the forward product rounds x to 8 bits or a
+//! weight to bf16, the rounding counts as the identity (the straight-through estimate). All sums
+//! are f32, in an order that does not depend on the number of threads. A GPU multiplies a weight
+//! that it has decoded to dy's type, and x and dy in x's type, or in f32 where they differ.
 
 pub(in crate::ops) mod cpu;
 #[cfg(feature = "gpu")]
@@ -32,9 +34,11 @@ use lowbit_formats::FormatError;
 /// The gradients of what multiplies codes and of what is added, by group.
 #[derive(Clone, Debug)]
 pub struct ScalesGradient {
-    /// Of the number that multiplies a group's codes, all of its factors together: in a K-quant that is `scale * sub_scale`.
+    /// Of the number that multiplies a group's codes, all of its factors together: in a K-quant
+    /// that is `scale * sub_scale`.
     pub dscales: Tensor,
-    /// Of the number that is added to a group, in formats that have one: in a K-quant that is `-(min * sub_minimum)`.
+    /// Of the number that is added to a group, in formats that have one: in a K-quant that is
+    /// `-(min * sub_minimum)`.
     pub dbiases: Option<Tensor>,
 }
 
@@ -43,7 +47,8 @@ pub struct ScalesGradient {
 pub enum WeightPart {
     /// Those of its scales and biases, with its codes as constants: of a weight that has codes.
     Scales,
-    /// That of all its values: of a dense weight, or of the latent weight whose rounding makes the codes.
+    /// That of all its values: of a dense weight, or of the latent weight whose rounding makes the
+    /// codes.
     Values,
 }
 
@@ -103,12 +108,12 @@ impl WeightGradient {
     }
 }
 
-/// `dx[.., k] = sum over n of dy[.., n] * weight[n, k]`; operands are the [module](self)'s. Blocks of the weight are decoded where
-/// they are multiplied.
+/// `dx[.., k] = sum over n of dy[.., n] * weight[n, k]`; operands are the [module](self)'s. Blocks
+/// of the weight are decoded where they are multiplied.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `dy` is no float;
-/// [`KernelError::Unsupported`] for a repacked weight; [`KernelError::TooLarge`].
+/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `dy`
+/// is no float; [`KernelError::Unsupported`] for a repacked weight; [`KernelError::TooLarge`].
 pub fn quantized_matmul_backward_x(dy: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
     let check = Check("quantized_matmul_backward_x");
     let dtype = check.float("dy", dy)?;
@@ -138,19 +143,22 @@ pub fn quantized_matmul_backward_x(dy: &Tensor, weight: &QuantizedTensor) -> Res
     }
 }
 
-/// The gradients of a weight's scales and biases, with its codes as constants. Over the k of group g:
+/// The gradients of a weight's scales and biases, with its codes as constants. Over the k of group
+/// g:
 ///
 /// ```text
 /// dscales[n, g] = sum over k, m of dy[m, n] * x[m, k] * value(code[n, k])
 /// dbiases[n, g] = sum over k, m of dy[m, n] * x[m, k]
 /// ```
-/// Operands and results are the [module](self)'s. `value(code)` is a code's value before it is scaled
-/// ([`Scheme::code_values`](lowbit_formats::Scheme::code_values)). The gradient of all values exists for a few rows at a time.
+/// Operands and results are the [module](self)'s. `value(code)` is a code's value before it is
+/// scaled ([`Scheme::code_values`](lowbit_formats::Scheme::code_values)). The gradient of all
+/// values exists for a few rows at a time.
 ///
 /// Source: the derivative of `mx.quantized_matmul`, mlx 0.32 (`QuantizedMatmul::vjp`).
 ///
 /// # Errors
-/// As [`quantized_matmul_backward_x`]; [`KernelError::Format`] for weights of plain floats, which have no scales.
+/// As [`quantized_matmul_backward_x`]; [`KernelError::Format`] for weights of plain floats, which
+/// have no scales.
 pub fn quantized_matmul_backward_scales(
     x: &Tensor,
     weight: &QuantizedTensor,
@@ -180,8 +188,9 @@ pub fn quantized_matmul_backward_scales(
     }
 }
 
-/// The gradient of all of a weight's values, `dweight[n, k] = sum over m of dy[m, n] * x[m, k]`, for a weight of `shape`, `[N, K]` or
-/// `[B, N, K]`: of a dense weight, or of the latent weight whose rounding makes the codes. Operands are the [module](self)'s.
+/// The gradient of all of a weight's values, `dweight[n, k] = sum over m of dy[m, n] * x[m, k]`,
+/// for a weight of `shape`, `[N, K]` or `[B, N, K]`: of a dense weight, or of the latent weight
+/// whose rounding makes the codes. Operands are the [module](self)'s.
 ///
 /// # Errors
 /// As [`quantized_matmul_backward_x`].

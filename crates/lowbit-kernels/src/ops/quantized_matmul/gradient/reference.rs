@@ -1,5 +1,6 @@
-//! The gradients in f64, as their formulas say, each with the sum of its terms' magnitudes: any order of an f32 sum of `t` terms
-//! stays within `gamma(t)` times that (and a rounding more where terms are products of three).
+//! The gradients in f64, as their formulas say, each with the sum of its terms' magnitudes: any
+//! order of an f32 sum of `t` terms stays within `gamma(t)` times that (and a rounding more where
+//! terms are products of three).
 
 /// Values, and what the terms of each come to without cancelling.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +42,8 @@ pub(in crate::ops) fn backward_weight(x: &[f32], dy: &[f32], (n, k): (usize, usi
     dweight
 }
 
-/// `[dscales, dbiases]` of groups of `group` values, from the gradient of the values and each code's value, both `[n, k]`.
+/// `[dscales, dbiases]` of groups of `group` values, from the gradient of the values and each
+/// code's value, both `[n, k]`.
 pub(in crate::ops) fn backward_scales(dweight: &Sums, codes: &[f64], group: usize) -> [Sums; 2] {
     let sum = |value: &dyn Fn(usize) -> f64| {
         let mut sums = Sums::default();

@@ -158,8 +158,9 @@ fn loss(x: &[f32], dy: &[f32], weight: &QuantizedTensor) -> f64 {
     y.iter().zip(dy).map(|(y, &dy)| y.value * f64::from(dy)).sum()
 }
 
-/// The formulas are the derivatives of the forward product's reference, whose weight is decoded from changed bytes. It is linear in
-/// each operand, so that a difference is the derivative, whatever the step; steps are exact in f32.
+/// The formulas are the derivatives of the forward product's reference, whose weight is decoded
+/// from changed bytes. It is linear in each operand, so that a difference is the derivative,
+/// whatever the step; steps are exact in f32.
 #[test]
 fn formulas_are_the_derivatives_of_the_forward_reference() {
     let (m, n, k, host) = (3, 2, 64, device());

@@ -1,4 +1,5 @@
-//! The gradients of [`rms_norm()`](super::rms_norm()) and [`gated_rms_norm()`](super::gated_rms_norm()).
+//! The gradients of [`rms_norm()`](super::rms_norm()) and
+//! [`gated_rms_norm()`](super::gated_rms_norm()).
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -42,7 +43,8 @@ pub struct GatedRmsNormGradient {
 /// | dx | `[.., D]` | dy's |
 /// | dweight | `[D]` | f32 |
 ///
-/// All arithmetic is f32; sums over rows go 64 rows at a time, as in [`sum_rows()`](crate::ops::sum_rows()).
+/// All arithmetic is f32; sums over rows go 64 rows at a time, as in
+/// [`sum_rows()`](crate::ops::sum_rows()).
 ///
 /// # Errors
 /// As [`rms_norm()`](super::rms_norm()); [`KernelError::Shape`] for a dy of another shape than x.
@@ -58,8 +60,8 @@ pub fn rms_norm_backward(
     Ok(RmsNormGradient { dx, dweight })
 }
 
-/// The gradients of `y = rms_norm(x, weight, eps) * silu(gate)`: dx and dweight are those of [`rms_norm_backward`] with
-/// `dy * silu(gate)` for dy, and
+/// The gradients of `y = rms_norm(x, weight, eps) * silu(gate)`: dx and dweight are those of
+/// [`rms_norm_backward`] with `dy * silu(gate)` for dy, and
 ///
 /// ```text
 /// dgate = dy * rms_norm(x, weight, eps) * s * (1 + gate * (1 - s)), s = 1 / (1 + e^-gate)

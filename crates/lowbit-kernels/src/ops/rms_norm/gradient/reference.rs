@@ -1,4 +1,5 @@
-//! The gradients in f64, and how far f32 may be from each: the sum of its terms' magnitudes times [`gamma`].
+//! The gradients in f64, and how far f32 may be from each: the sum of its terms' magnitudes times
+//! [`gamma`].
 
 use crate::gamma::gamma;
 use crate::ops::rms_norm::reference::roundings;
@@ -24,7 +25,8 @@ pub(in crate::ops) fn rms_norm_backward(
     let mut dx = (vec![], vec![]);
     let mut dgate = (vec![], vec![]);
     let mut dweight = (vec![0.0; width], vec![0.0; width]);
-    // Of r alone, which comes three times; of the sum with dz, and of what makes and joins both terms.
+    // Of r alone, which comes three times; of the sum with dz, and of what makes and joins both
+    // terms.
     let of_r = roundings(width, gate.is_some());
     let (of_dx, of_dgate) = (gamma(3 * of_r + width + 8), gamma(of_r + 16));
     let of_dweight = gamma(rows + of_r + 4);

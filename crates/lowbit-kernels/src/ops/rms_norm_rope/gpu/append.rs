@@ -1,9 +1,10 @@
-//! `rms_norm_rope_append` on a GPU: one launch norms and rotates the query heads, norms and rotates the new keys into
-//! their cache, and copies the new values into theirs.
+//! `rms_norm_rope_append` on a GPU: one launch norms and rotates the query heads, norms and rotates
+//! the new keys into their cache, and copies the new values into theirs.
 //!
-//! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a cube belongs to
-//! follows from its number alone. Queries take part only where they share the config with the keys; else they get a
-//! launch of their own. Positions beyond the caches' capacity are computed and stored nowhere.
+//! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a
+//! cube belongs to follows from its number alone. Queries take part only where they share the
+//! config with the keys; else they get a launch of their own. Positions beyond the caches' capacity
+//! are computed and stored nowhere.
 
 use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
 use crate::gpu::compile::Target;
@@ -52,8 +53,8 @@ struct AppendCounts {
     capacity: u32,
 }
 
-/// As [`HeadSizes`], with the bits of f32s; `width` and `value_width` are vectors of a query or key head and of a
-/// value head.
+/// As [`HeadSizes`], with the bits of f32s; `width` and `value_width` are vectors of a query or key
+/// head and of a value head.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct AppendSizes {
     width: u32,
@@ -64,8 +65,8 @@ struct AppendSizes {
     factor: u32,
 }
 
-/// A unit's head among `count` heads, `per_token` for each token, that start at cube `first_cube`: its number,
-/// whether it exists, and its position.
+/// A unit's head among `count` heads, `per_token` for each token, that start at cube `first_cube`:
+/// its number, whether it exists, and its position.
 #[cube]
 fn head_of_unit(
     count: u32,
@@ -246,8 +247,8 @@ impl Append<'_> {
             },
         };
         let cubes = rows::cubes(query_cubes + key_cubes + copies);
-        // SAFETY: the op checked the shapes of all operands against each other and that each token has a position; the
-        // kernel stores nothing at positions beyond the capacity.
+        // SAFETY: the op checked the shapes of all operands against each other and that each token
+        // has a position; the kernel stores nothing at positions beyond the capacity.
         unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
     }
 }

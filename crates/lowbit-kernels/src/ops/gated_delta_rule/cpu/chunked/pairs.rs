@@ -29,7 +29,8 @@ impl Pairs {
         }
     }
 
-    /// The products of 4 rows with keys `..keys`, `N` at a time: sums over lanes, which are put together at the end.
+    /// The products of 4 rows with keys `..keys`, `N` at a time: sums over lanes, which are put
+    /// together at the end.
     #[inline(always)]
     fn rows<S: Simd, const N: usize>(
         &mut self,

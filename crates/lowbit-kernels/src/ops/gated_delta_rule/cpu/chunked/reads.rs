@@ -5,7 +5,8 @@ use crate::gemm::{DEPTH, Left, Packed, Rows, accumulate};
 use crate::simd::Simd;
 use bytemuck::Zeroable;
 
-/// A way to compute them. (Not closures: kernels' vectors may only pass through what is always inlined.)
+/// A way to compute them. (Not closures: kernels' vectors may only pass through what is always
+/// inlined.)
 pub(super) trait Reads {
     /// A tile of the second layout that the state is kept in, besides its numbers.
     type Tile: Clone + Zeroable;

@@ -1,6 +1,7 @@
-//! Products with the state on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)): keys and queries, which are two
-//! tiles of rows, times two tiles of columns of the state. They and the state are rounded to bf16 for that, to nearest even; sums
-//! are f32, and the state that is kept is f32, too.
+//! Products with the state on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)):
+//! keys and queries, which are two tiles of rows, times two tiles of columns of the state. They and
+//! the state are rounded to bf16 for that, to nearest even; sums are f32, and the state that is
+//! kept is f32, too.
 
 use super::reads::Reads;
 use super::{CHUNK, Chunked, State};

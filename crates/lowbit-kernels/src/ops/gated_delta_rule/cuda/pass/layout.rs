@@ -4,9 +4,9 @@ use super::super::config::{CHUNK, COLUMNS, ChunkConfig, GATES, PLANES};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Offsets and sizes in bytes. First come the stages of state planes: keys, `T`, values and gates. Then those of output
-/// planes: queries, `P` and the first half of the gates. Then, twice for each state plane, what it hands over to its output
-/// plane: the state before a chunk, and `delta`.
+/// Offsets and sizes in bytes. First come the stages of state planes: keys, `T`, values and gates.
+/// Then those of output planes: queries, `P` and the first half of the gates. Then, twice for each
+/// state plane, what it hands over to its output plane: the state before a chunk, and `delta`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SharedLayout {
     pub transform: usize,
@@ -60,7 +60,8 @@ pub(super) fn query_stage(base: u32, chunk: usize, #[comptime] config: ChunkConf
     base + first + (chunk % config.stages * comptime!(SharedLayout::of(config).query_stage)) as u32
 }
 
-/// The address at which a unit of a state plane leaves its words for the same unit of its output plane.
+/// The address at which a unit of a state plane leaves its words for the same unit of its output
+/// plane.
 #[cube]
 pub(super) fn handover(base: u32, chunk: usize, #[comptime] config: ChunkConfig) -> u32 {
     let layout = comptime!(SharedLayout::of(config));

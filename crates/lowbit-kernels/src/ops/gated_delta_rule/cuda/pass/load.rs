@@ -8,8 +8,8 @@ use crate::ops::gated_delta_rule::gpu::operands::Operands;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Units of the loader planes: a multiple of eight rows' vectors, so that a unit's column is swizzled the same way in all
-/// its rows.
+/// Units of the loader planes: a multiple of eight rows' vectors, so that a unit's column is
+/// swizzled the same way in all its rows.
 pub(super) const LOADERS: usize = 128;
 
 /// The heads, columns and tokens of a cube.
@@ -85,8 +85,8 @@ pub(super) fn load_queries(
     }
 }
 
-/// Begins to copy a tile of `vectors` vectors per row: the rows of x from `first` on, `pitch` vectors apart, from vector
-/// `column` of each on; zeros from row `end` on.
+/// Begins to copy a tile of `vectors` vectors per row: the rows of x from `first` on, `pitch`
+/// vectors apart, from vector `column` of each on; zeros from row `end` on.
 #[cube]
 fn load_rows(
     x: &[Vector<u32, Const<4>>],
@@ -109,8 +109,8 @@ fn load_rows(
     }
 }
 
-/// Begins to copy a chunk's `T` or `P`: the blocks of 16 by 16 on and below the diagonal, which `multiply_triangle` reads.
-/// `prepare.rs` need not write the others.
+/// Begins to copy a chunk's `T` or `P`: the blocks of 16 by 16 on and below the diagonal, which
+/// `multiply_triangle` reads. `prepare.rs` need not write the others.
 #[cube]
 fn load_triangle(x: &[Vector<u32, Const<4>>], to: u32, index: usize) {
     let unit = UNIT_POS_X as usize % LOADERS;

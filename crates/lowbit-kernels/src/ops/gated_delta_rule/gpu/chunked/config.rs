@@ -28,13 +28,15 @@ pub(in super::super) struct Cut {
     pub columns: usize,
 }
 
-/// All cuts: the first that the device has shared memory for is taken. With 16 columns, 32 value heads of 128 are 256 cubes, two
-/// for each multiprocessor of a large GPU. None of it was measured yet.
+/// All cuts: the first that the device has shared memory for is taken. With 16 columns, 32 value
+/// heads of 128 are 256 cubes, two for each multiprocessor of a large GPU. None of it was measured
+/// yet.
 const CUTS: [Cut; 2] = [Cut { tokens: 32, columns: 16 }, Cut { tokens: 16, columns: 16 }];
 
 /// Planes of a cube, of the largest size.
 const PLANES: usize = 4;
-/// Elements between the rows of shared memory: 16 bytes of an operand, so that the same columns of 8 rows are in different banks.
+/// Elements between the rows of shared memory: 16 bytes of an operand, so that the same columns of
+/// 8 rows are in different banks.
 const PADDING: usize = 8;
 /// Tokens that are inverted at a time. All sizes of matrices divide it.
 pub(super) const BLOCK: usize = 16;
@@ -102,7 +104,8 @@ impl MatrixChunks {
         count.div_ceil(self.units())
     }
 
-    /// Elements from a row in shared memory to the next, of those that have an element per key dimension, token, or column.
+    /// Elements from a row in shared memory to the next, of those that have an element per key
+    /// dimension, token, or column.
     pub fn key_pitch(self) -> usize {
         self.key_dim + PADDING
     }

@@ -1,6 +1,7 @@
-//! The recurrence in chunks of tokens on cooperative matrices: `VK_KHR_cooperative_matrix` on Vulkan, `simdgroup_matrix` on
-//! Metal. It is what `../../cuda/` is on NVIDIA's tensor cores, with its names, its two kernels and its roundings: operands of
-//! products (the state, `T`, `P`, the error, `delta`) have the activations' type, their sums, the gates and the state that is kept are
+//! The recurrence in chunks of tokens on cooperative matrices: `VK_KHR_cooperative_matrix` on
+//! Vulkan, `simdgroup_matrix` on Metal. It is what `../../cuda/` is on NVIDIA's tensor cores, with
+//! its names, its two kernels and its roundings: operands of products (the state, `T`, `P`, the
+//! error, `delta`) have the activations' type, their sums, the gates and the state that is kept are
 //! f32.
 //!
 //! | file | holds |
@@ -10,9 +11,9 @@
 //! | `pass.rs` | the second kernel: each sequence's chunks in their order, with the state on the chip |
 //! | `multiply.rs`, `stage.rs` | products of matrices in shared memory, and how their operands come there |
 //!
-//! Per chunk of `C` tokens and value head, a pass multiplies `C (3 Dk + 2 C) Dv` times and `prepare` `2 C^2 Dk` times, without what is
-//! above the diagonal half of the latter. Each of the cubes that share a head loads the chunk's keys, queries, `T` and `P`:
-//! `4 C (Dk + C)` bytes.
+//! Per chunk of `C` tokens and value head, a pass multiplies `C (3 Dk + 2 C) Dv` times and
+//! `prepare` `2 C^2 Dk` times, without what is above the diagonal half of the latter. Each of the
+//! cubes that share a head loads the chunk's keys, queries, `T` and `P`: `4 C (Dk + C)` bytes.
 
 mod config;
 mod multiply;

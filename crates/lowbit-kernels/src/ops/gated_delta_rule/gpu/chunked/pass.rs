@@ -1,6 +1,7 @@
-//! The pass through each sequence's chunks. A cube has some columns of a head's state: in f32 in its units' registers, and
-//! rounded and transposed in shared memory, where planes multiply it. A chunk has five steps, with a `sync_cube` after each, for the
-//! elements of cooperative matrices are opaque: decays are applied where sums have gone to shared memory.
+//! The pass through each sequence's chunks. A cube has some columns of a head's state: in f32 in
+//! its units' registers, and rounded and transposed in shared memory, where planes multiply it. A
+//! chunk has five steps, with a `sync_cube` after each, for the elements of cooperative matrices
+//! are opaque: decays are applied where sums have gone to shared memory.
 //!
 //! | step | makes | of |
 //! |---|---|---|
@@ -10,8 +11,9 @@
 //! | 4 | `delta`, rounded, and `D[last] delta`, rounded | 3 |
 //! | 5 | `g S^T q + P delta`, and what the keys add to the state | 4 |
 //!
-//! Then `y` is written, the state decays and takes what the keys add, and the next chunk's operands, which were loaded meanwhile,
-//! take the places of this one's. Columns are rows of `update` and of the rounded state, and of `delta` times `D[last]`.
+//! Then `y` is written, the state decays and takes what the keys add, and the next chunk's
+//! operands, which were loaded meanwhile, take the places of this one's. Columns are rows of
+//! `update` and of the rounded state, and of `delta` times `D[last]`.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -122,8 +124,8 @@ pub(super) fn gated_delta_rule_cmma_pass<E: Float>(
     }
 }
 
-/// Takes the chunks of the sequence in their order into the cube's columns of the state, which is in the matrix at `of.0`.
-/// `of.1` is the scale.
+/// Takes the chunks of the sequence in their order into the cube's columns of the state, which is
+/// in the matrix at `of.0`. `of.1` is the scale.
 #[cube]
 fn pass_chunks<E: Float>(
     operands: &PassOperands,
@@ -273,7 +275,8 @@ fn value_place(#[comptime] i: usize, #[comptime] config: MatrixChunks) -> (usize
     (place / comptime!(config.cut.columns), place % comptime!(config.cut.columns))
 }
 
-/// Loads a unit's values of the chunk that begins with token `first`: zeros for tokens past the last.
+/// Loads a unit's values of the chunk that begins with token `first`: zeros for tokens past the
+/// last.
 #[cube]
 fn load_values(
     operands: &PassOperands,
@@ -363,8 +366,8 @@ fn take_errors<E: Float>(tiles: &mut Tiles<E>, values: &Values, #[comptime] conf
     }
 }
 
-/// `delta`, in the place of `S^T k`. Only what is on or below the diagonal of `T` is multiplied: a NaN does not reach earlier
-/// blocks.
+/// `delta`, in the place of `S^T k`. Only what is on or below the diagonal of `T` is multiplied: a
+/// NaN does not reach earlier blocks.
 #[cube]
 fn transform_errors<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) {
     let (m, n, pitch) = comptime!((config.matrices.m, config.matrices.n, config.column_pitch()));
@@ -483,7 +486,7 @@ pub(super) fn launch(
         scale: problem.params.scale.to_bits(),
     };
     let kernel = compiled(problem.gpu.target(), config);
-    // SAFETY: the sizes are the tensors', which the config supports; a sequence whose offsets go past the tokens is left
-    // out, and all chunks of the others are prepared.
+    // SAFETY: the sizes are the tensors', which the config supports; a sequence whose offsets go
+    // past the tokens is left out, and all chunks of the others are prepared.
     unsafe { problem.gpu.launch(kernel, [columns, sequences, more], arguments) }
 }

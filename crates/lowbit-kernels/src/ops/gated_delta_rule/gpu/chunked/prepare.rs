@@ -3,8 +3,10 @@
 //!
 //! 1. Keys and queries go to shared memory, and so do decays and betas.
 //! 2. Planes multiply keys with keys and queries with keys, as far as one comes after the other.
-//! 3. A unit per token and operand goes down a column of these products: times the decays they are `L`, in place, and `P`.
-//! 4. A unit per column inverts `I + L` by forward substitution, in the place of the queries' products.
+//! 3. A unit per token and operand goes down a column of these products: times the decays they are
+//!    `L`, in place, and `P`.
+//! 4. A unit per column inverts `I + L` by forward substitution, in the place of the queries'
+//!    products.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -183,8 +185,9 @@ fn finish_queries(
     before
 }
 
-/// Writes column `j` of `T`, by forward substitution, a block of rows at a time. (The loop over blocks is not unrolled: the
-/// instructions of a whole column would be fetched more slowly than they run.) The inverse's rows are kept behind those of `L`.
+/// Writes column `j` of `T`, by forward substitution, a block of rows at a time. (The loop over
+/// blocks is not unrolled: the instructions of a whole column would be fetched more slowly than
+/// they run.) The inverse's rows are kept behind those of `L`.
 #[cube]
 fn invert(
     shared: &mut Shared<[f32]>,
@@ -260,6 +263,7 @@ pub(super) fn launch(
         sizes: problem.sizes(state)?,
     };
     let kernel = compiled(problem.gpu.target(), config);
-    // SAFETY: the sizes are the tensors', offsets past the tokens leave a slot empty, and there is memory for each slot.
+    // SAFETY: the sizes are the tensors', offsets past the tokens leave a slot empty, and there is
+    // memory for each slot.
     unsafe { problem.gpu.launch(kernel, [CHECK.index(problem.dims.value_heads)?, y, z], arguments) }
 }

@@ -20,7 +20,8 @@ pub(super) struct Tokens {
     pub key_head: usize,
 }
 
-/// Loads the unit's part of the keys or queries of a chunk. For tokens past the last it loads the last.
+/// Loads the unit's part of the keys or queries of a chunk. For tokens past the last it loads the
+/// last.
 #[cube]
 pub(super) fn fetch_tokens(
     from: &[Words],

@@ -7,7 +7,8 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Loads four elements from `at` on to `to[first]` and on, strided by `stride`; zeros for those past the first `count`.
+/// Loads four elements from `at` on to `to[first]` and on, strided by `stride`; zeros for those
+/// past the first `count`.
 #[cube]
 pub(super) fn load<S: Int, N: Size>(
     from: &[Vector<S, N>],
@@ -72,8 +73,9 @@ pub(super) fn store<S: Int, N: Size>(
     }
 }
 
-/// The index of line `j` of a unit's block `i` of the matrix at `matrix`, and how many elements from there on belong to the
-/// matrix. A line is four columns of a row, or four rows of a column, whichever lie together.
+/// The index of line `j` of a unit's block `i` of the matrix at `matrix`, and how many elements
+/// from there on belong to the matrix. A line is four columns of a row, or four rows of a column,
+/// whichever lie together.
 #[cube]
 fn line(
     matrix: usize,
@@ -93,7 +95,8 @@ fn line(
     }
 }
 
-/// The first place of that line in registers, which hold each row's four columns, and the step from place to place.
+/// The first place of that line in registers, which hold each row's four columns, and the step from
+/// place to place.
 fn registers(i: usize, j: usize, config: RecurrentConfig) -> (usize, usize) {
     let first = i * FOUR * FOUR;
     match config.layout {

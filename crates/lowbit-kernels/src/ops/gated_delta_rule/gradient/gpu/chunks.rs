@@ -47,8 +47,8 @@ struct PairOutputs {
     of_decay: Box<[f32]>,
 }
 
-/// Adds to `sums[of * ALL + a * EACH + b]` the dot products of row `rows[a]` of `left` with row `rows[EACH + b]` of `right`, in
-/// vectors: `width` of them per row.
+/// Adds to `sums[of * ALL + a * EACH + b]` the dot products of row `rows[a]` of `left` with row
+/// `rows[EACH + b]` of `right`, in vectors: `width` of them per row.
 #[cube]
 fn add_dots<N: Size>(
     left: &[Vector<f32, N>],
@@ -82,7 +82,8 @@ fn add_dots<N: Size>(
     }
 }
 
-/// The matrices of a chunk's pairs of tokens, those of token i in row i: a cube per chunk and head. `scale` is the bits of an f32.
+/// The matrices of a chunk's pairs of tokens, those of token i in row i: a cube per chunk and head.
+/// `scale` is the bits of an f32.
 #[kernel]
 fn gated_delta_rule_backward_pairs<N: Size>(
     inputs: &PairInputs<N>,
@@ -181,7 +182,8 @@ pub(super) fn pairs(problem: &Problem<'_>) -> Result<(), KernelError> {
         scale: problem.params.scale.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.v.dim(1));
-    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and tokens past its last are read as its last.
+    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and tokens past its last
+    // are read as its last.
     unsafe { gpu.launch(pairs_kernel(gpu.target(), vector, heads), cubes, arguments) }
 }
 
@@ -213,8 +215,8 @@ struct StateOutputs {
     overlaps: Box<[f32]>,
 }
 
-/// `scale B(t) S dy[t]`, `E(t) G delta[t]` and `B(t) S dv[t]`, and the rows' sums of `G * S`: a cube per chunk, head and 64 rows of the
-/// state. `scale` is the bits of an f32.
+/// `scale B(t) S dy[t]`, `E(t) G delta[t]` and `B(t) S dv[t]`, and the rows' sums of `G * S`: a
+/// cube per chunk, head and 64 rows of the state. `scale` is the bits of an f32.
 #[kernel]
 fn gated_delta_rule_backward_states(
     inputs: &StateInputs,
@@ -314,8 +316,8 @@ pub(super) fn states(problem: &Problem<'_>) -> Result<(), KernelError> {
         scale: problem.params.scale.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.v.dim(1) * heads.key_dim.div_ceil(TILE));
-    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and rows and tokens past the last are read as the
-    // last and not written.
+    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and rows and tokens past
+    // the last are read as the last and not written.
     unsafe { gpu.launch(states_kernel(gpu.target(), heads), cubes, arguments) }
 }
 
@@ -443,8 +445,9 @@ pub(super) fn inputs(problem: &Problem<'_>) -> Result<(), KernelError> {
         scale: problem.params.scale.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.q.dim(1) * heads.key_dim.div_ceil(TILE));
-    // SAFETY: the sizes are the tensors', a piece stays within the tokens, pairs have a place for each of a chunk's tokens, and
-    // columns and tokens past the last are read as the last and not written.
+    // SAFETY: the sizes are the tensors', a piece stays within the tokens, pairs have a place for
+    // each of a chunk's tokens, and columns and tokens past the last are read as the last and not
+    // written.
     unsafe { gpu.launch(inputs_kernel(gpu.target(), heads), cubes, arguments) }
 }
 

@@ -1,6 +1,7 @@
 //! Decays and their products; the gradients of the gates.
 //!
-//! With the module's sums for `S[t]` and `G[t]`, `dlog_decay[t] = (G[t] - k[t] dv[t]^T) * (decay S[t-1])` is, for the whole chunk's decay `D`,
+//! With the module's sums for `S[t]` and `G[t]`,
+//! `dlog_decay[t] = (G[t] - k[t] dv[t]^T) * (decay S[t-1])` is, for the whole chunk's decay `D`,
 //! ```text
 //! D G * S + sum over i < t of before[i] + sum over j >= t of after[j] + sum over i < t <= j of pairs[i, j]
 //!
@@ -8,8 +9,8 @@
 //! after[j]    = B(j) (scale (S dy[j]) . q[j] - (S dv[j]) . k[j])
 //! pairs[i, j] = scale reads[i, j] k[i] . q[j] - updates[i, j] k[i] . k[j]
 //! ```
-//! Only what is part of a token's gradient is added up for it: differences of running sums would lose the digits of tokens whose
-//! states have decayed.
+//! Only what is part of a token's gradient is added up for it: differences of running sums would
+//! lose the digits of tokens whose states have decayed.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -23,7 +24,8 @@ use crate::ops::gated_delta_rule::gpu::{Sizes, key_head};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The products of decays, a unit per chunk and head. `factor` is the bits of what makes `log_decay` non-positive.
+/// The products of decays, a unit per chunk and head. `factor` is the bits of what makes
+/// `log_decay` non-positive.
 #[kernel]
 fn gated_delta_rule_backward_decays(
     log_decay: &[f32],
@@ -89,7 +91,8 @@ struct SumOutputs {
     after: Box<[f32]>,
 }
 
-/// `dbeta`, and what tokens before and after add to `dlog_decay`: a row per head of each token that a chunk may have.
+/// `dbeta`, and what tokens before and after add to `dlog_decay`: a row per head of each token that
+/// a chunk may have.
 #[kernel]
 fn gated_delta_rule_backward_sums(
     inputs: &SumInputs,
@@ -180,8 +183,8 @@ struct GateInputs {
     pairs: Box<[f32]>,
 }
 
-/// `dlog_decay`, a unit per token and head, and a cube per chunk and head. `factor` is the bits of what makes `log_decay`
-/// non-positive.
+/// `dlog_decay`, a unit per token and head, and a cube per chunk and head. `factor` is the bits of
+/// what makes `log_decay` non-positive.
 #[kernel]
 fn gated_delta_rule_backward_gates(
     inputs: &GateInputs,

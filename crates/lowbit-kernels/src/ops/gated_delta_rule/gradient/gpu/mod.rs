@@ -1,10 +1,11 @@
-//! The gradients on a GPU. Two kernels go through all tokens one after the other, as the forward kernel does, and everything else is
-//! done for all chunks of [`CHUNK`] tokens at once.
+//! The gradients on a GPU. Two kernels go through all tokens one after the other, as the forward
+//! kernel does, and everything else is done for all chunks of [`CHUNK`] tokens at once.
 //!
-//! Going forward gives each token's residual `r = v - kept^T k` and the state `S` before each chunk; going back gives `ddelta` and the
-//! gradient `G` of the state after each chunk. Within a chunk, what a token's state holds is then a sum of what is known: with
-//! `delta = beta r`, `P(i, t)` the product of the decays of tokens after `i` to `t`, `B(t)` that from the chunk's start to `t`,
-//! and `E(t)` that after `t` to the chunk's end,
+//! Going forward gives each token's residual `r = v - kept^T k` and the state `S` before each
+//! chunk; going back gives `ddelta` and the gradient `G` of the state after each chunk. Within a
+//! chunk, what a token's state holds is then a sum of what is known: with `delta = beta r`,
+//! `P(i, t)` the product of the decays of tokens after `i` to `t`, `B(t)` that from the chunk's
+//! start to `t`, and `E(t)` that after `t` to the chunk's end,
 //! ```text
 //! S[t] = B(t) S + sum over i <= t of P(i, t) k[i] delta[i]^T
 //! G[t] = E(t) G + sum over j >= t of P(t, j) scale q[j] dy[j]^T - sum over j > t of P(t, j) k[j] dv[j]^T
@@ -15,15 +16,18 @@
 //! dk[t] = E(t) G delta[t] - B(t) S dv[t] + scale * sum over j of reads[t, j] q[j]
 //!         - sum over j of (updates[t, j] + updates[j, t]) k[j]
 //! ```
-//! and `dlog_decay[t]`, the product of both sums, takes no more than dot products of what is above (`gates.rs`). So no state of a
-//! token is stored, and no gradient is a sum over blocks of columns. Decays are only multiplied, never divided by: a chunk may decay to
-//! nothing. Each sum is made by one unit or plane in one order, so results are the same in every launch.
+//! and `dlog_decay[t]`, the product of both sums, takes no more than dot products of what is above
+//! (`gates.rs`). So no state of a token is stored, and no gradient is a sum over blocks of columns.
+//! Decays are only multiplied, never divided by: a chunk may decay to nothing. Each sum is made by
+//! one unit or plane in one order, so results are the same in every launch.
 //!
-//! Floor, per token and value head: `8 Dk Dv` multiply-adds (two for the forward pass, three for the way back, three for `S dy`,
-//! `S dv` and `G delta`) and `CHUNK (5 Dk + 2 Dv)` for pairs; reads and writes of `9 Dk + 12 Dv` floats, of `4 Dk Dv / CHUNK` of
-//! checkpoints and `6 CHUNK` of pairs, and per key head of `9 Dk`. 8192 tokens of 16 and 32 heads of 128 are 50e9 multiply-adds and
-//! 4.9 GB. The two passes take a token's sums one after the other, which limits them where there are few sequences and heads.
-//! Scratch is `3 Dk + 2 Dv + 2 Dk Dv / CHUNK + 3 CHUNK` floats per token and value head: 5.4 KB for heads of 128.
+//! Floor, per token and value head: `8 Dk Dv` multiply-adds (two for the forward pass, three for
+//! the way back, three for `S dy`, `S dv` and `G delta`) and `CHUNK (5 Dk + 2 Dv)` for pairs; reads
+//! and writes of `9 Dk + 12 Dv` floats, of `4 Dk Dv / CHUNK` of checkpoints and `6 CHUNK` of pairs,
+//! and per key head of `9 Dk`. 8192 tokens of 16 and 32 heads of 128 are 50e9 multiply-adds and 4.9
+//! GB. The two passes take a token's sums one after the other, which limits them where there are
+//! few sequences and heads. Scratch is `3 Dk + 2 Dv + 2 Dk Dv / CHUNK + 3 CHUNK` floats per token
+//! and value head: 5.4 KB for heads of 128.
 
 mod chunks;
 mod gates;
@@ -196,7 +200,8 @@ pub(super) fn backward(
 #[cfg(test)]
 inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
-/// Every kernel of the gradient for `target`, at the sizes of models and at one that fits no vector.
+/// Every kernel of the gradient for `target`, at the sizes of models and at one that fits no
+/// vector.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let grouped = [(128, 128), (256, 64), (37, 19)];

@@ -1,8 +1,10 @@
-//! The two passes over all tokens, one after the other: forward through the states, and back through their gradients.
+//! The two passes over all tokens, one after the other: forward through the states, and back
+//! through their gradients.
 //!
-//! As in the forward kernel, [`RecurrentConfig::lanes`] units share four columns of a value head's matrix, keep their rows of them in
-//! registers, and load a token's operands while the one before it is worked on. Here a lane's rows are strided by the lanes, so that
-//! lanes load neighbours whatever the width is.
+//! As in the forward kernel, [`RecurrentConfig::lanes`] units share four columns of a value head's
+//! matrix, keep their rows of them in registers, and load a token's operands while the one before
+//! it is worked on. Here a lane's rows are strided by the lanes, so that lanes load neighbours
+//! whatever the width is.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -33,7 +35,8 @@ const FOUR: usize = 4;
 /// Units of a cube.
 const UNITS: usize = 32;
 
-/// Rows per unit at the most, where planes are large enough: four columns of them and two tokens fit into registers.
+/// Rows per unit at the most, where planes are large enough: four columns of them and two tokens
+/// fit into registers.
 const ROWS: usize = 16;
 
 impl RecurrentConfig {
@@ -74,7 +77,8 @@ struct Place {
     key_heads: usize,
     value_heads: usize,
     lane: usize,
-    /// Its first column, and how many there are from there on: none for units past the last, which take part in sums.
+    /// Its first column, and how many there are from there on: none for units past the last, which
+    /// take part in sums.
     column: usize,
     columns: usize,
 }
@@ -121,7 +125,8 @@ fn load_rows(
     }
 }
 
-/// Loads a unit's columns of token t of v or dy, and the token's decay and beta, behind its rows of k.
+/// Loads a unit's columns of token t of v or dy, and the token's decay and beta, behind its rows of
+/// k.
 #[cube]
 fn load_columns(
     x: &[f32],
@@ -210,7 +215,8 @@ struct ForwardInputs {
     v: Box<[f32]>,
 }
 
-/// Every token's residual, and the state before each chunk: one cube per sequence, value head and some columns of the state.
+/// Every token's residual, and the state before each chunk: one cube per sequence, value head and
+/// some columns of the state.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn gated_delta_rule_backward_forward(
@@ -305,7 +311,8 @@ struct BackOutputs {
     state_gradients: Box<[f32]>,
 }
 
-/// Every token's ddelta and dv, and the gradient of the state after each chunk: cubes as above. `scale` is the bits of an f32.
+/// Every token's ddelta and dv, and the gradient of the state after each chunk: cubes as above.
+/// `scale` is the bits of an f32.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn gated_delta_rule_backward_back(
@@ -435,8 +442,8 @@ pub(super) fn launch(problem: &Problem<'_>) -> Result<(), KernelError> {
         sizes,
         scale: problem.params.scale.to_bits(),
     };
-    // SAFETY: the sizes are the tensors', rows and columns past the last are neither read nor written, and a sequence whose
-    // offsets go past the tokens is left out.
+    // SAFETY: the sizes are the tensors', rows and columns past the last are neither read nor
+    // written, and a sequence whose offsets go past the tokens is left out.
     unsafe {
         gpu.launch(forward_kernel(gpu.target(), config), cubes, forward)?;
         gpu.launch(back_kernel(gpu.target(), config), cubes, back)

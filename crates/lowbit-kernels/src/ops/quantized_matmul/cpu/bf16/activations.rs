@@ -10,8 +10,9 @@ use half::bf16;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// x `[m, k]` in tiles of bf16: `[stretch of k][16 rows][step][row][pair]`, so that what a task multiplies with one stretch of
-/// the weight lies in one piece. Rows are padded with zeros to whole steps, and their number to whole tiles.
+/// x `[m, k]` in tiles of bf16: `[stretch of k][16 rows][step][row][pair]`, so that what a task
+/// multiplies with one stretch of the weight lies in one piece. Rows are padded with zeros to whole
+/// steps, and their number to whole tiles.
 pub(in super::super) struct Activations {
     tiles: Buffer,
     /// Tiles above each other, and side by side.
@@ -93,7 +94,8 @@ impl Activations {
         self.rows(row..row + TILE, k)
     }
 
-    /// The tiles of `rows`, of which the first is the first of a tile, of the stretch that starts with value `k`.
+    /// The tiles of `rows`, of which the first is the first of a tile, of the stretch that starts
+    /// with value `k`.
     #[inline(always)]
     pub fn rows(&self, rows: Range<usize>, k: usize) -> &[Pairs] {
         let (first, len) = (k / STEP, STEPS.min(self.steps - k / STEP));
@@ -111,7 +113,8 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Rounds half a step of a row, from `column` on; row and column are counted from the part's first. `x` is from a lane on.
+    /// Rounds half a step of a row, from `column` on; row and column are counted from the part's
+    /// first. `x` is from a lane on.
     #[inline(always)]
     pub fn store<S: Simd>(&mut self, simd: S, row: usize, column: usize, x: impl Fn(usize) -> S::V) {
         let first = self.columns.start / STEP;

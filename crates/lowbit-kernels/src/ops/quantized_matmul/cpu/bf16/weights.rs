@@ -77,7 +77,8 @@ impl Decode<'_, '_> {
             let (k, chunk) = (k + start * STEP, start..(*steps).min(start + CHUNK_STEPS));
             for (panel, scales) in scales[..*panels].iter_mut().enumerate() {
                 weight.unpack_scales(simd, first + panel, k, scales);
-                // A row of nvfp4 may end in the middle of a span, where the scales' place was not written.
+                // A row of nvfp4 may end in the middle of a span, where the scales' place was not
+                // written.
                 let len = layout.k() - k;
                 if len < chunk.len() * STEP {
                     scales.scales[len.div_ceil(group)..].fill([0.0; ROWS]);
@@ -124,10 +125,11 @@ impl<S: Simd> Rows<'_, S> {
         }
     }
 
-    /// These rows of a tile: `(code - zero) * scale + bias`; the scales and biases are of groups of `QUADS` quads, which the tile has
-    /// one or two of. `NARROW` codes come as `(128 + code) / 256`: what is then subtracted, `(128 + zero) * scale`, is exact where
-    /// nothing is added and scales have at most 16 bits; else the result is off by at most 2^-16 scales, where rounding to bf16
-    /// loses 2^-9 of one.
+    /// These rows of a tile: `(code - zero) * scale + bias`; the scales and biases are of groups of
+    /// `QUADS` quads, which the tile has one or two of. `NARROW` codes come as
+    /// `(128 + code) / 256`: what is then subtracted, `(128 + zero) * scale`, is exact where
+    /// nothing is added and scales have at most 16 bits; else the result is off by at most 2^-16
+    /// scales, where rounding to bf16 loses 2^-9 of one.
     #[inline(always)]
     fn to_bf16<const QUADS: usize, const NARROW: bool>(
         &self,

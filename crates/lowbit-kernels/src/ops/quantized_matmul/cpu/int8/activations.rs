@@ -10,8 +10,9 @@ use crate::panels::{CHUNK, Layout};
 use crate::simd::{Kernel, Simd};
 use std::sync::Arc;
 
-/// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the scale that makes its greatest
-/// magnitude 127. Rows lie in tiles, as [`heights`] cuts them: `[tile][..][row of the tile]`.
+/// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the
+/// scale that makes its greatest magnitude 127. Rows lie in tiles, as [`heights`] cuts them:
+/// `[tile][..][row of the tile]`.
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
@@ -115,7 +116,8 @@ impl Activations {
 }
 
 impl<'a> Tile<'a> {
-    /// The values from `k` on, a multiple of [`CHUNK`], of a tile of whole rows in groups of `group`.
+    /// The values from `k` on, a multiple of [`CHUNK`], of a tile of whole rows in groups of
+    /// `group`.
     #[inline(always)]
     pub fn chunk(&self, k: usize, group: usize) -> Self {
         let height = self.height;

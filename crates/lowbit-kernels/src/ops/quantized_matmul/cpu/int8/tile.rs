@@ -6,15 +6,17 @@
 //! `MAGIC * scale` is exact for scales of at most 22 significant bits, which all formats' have but
 //! affine's in f32; those are cut.
 //!
-//! Floor: a group of 32 values takes 8 dot products and 2 fused operations per vector of rows and row of x, 3 with biases.
+//! Floor: a group of 32 values takes 8 dot products and 2 fused operations per vector of rows and
+//! row of x, 3 with biases.
 
 use super::Sums;
 use super::activations::Tile;
 use crate::panels::{Chunk, Layout, PANELS, ROWS};
 use crate::simd::Simd;
 
-/// 1.5 * 2^23: integers of magnitudes below 2^22 can be added to its bits. The greatest is of 32 values, codes of up to 255
-/// times 127, and before them 32 times 127 times a zero of 128: 1.6 million of 4.2.
+/// 1.5 * 2^23: integers of magnitudes below 2^22 can be added to its bits. The greatest is of 32
+/// values, codes of up to 255 times 127, and before them 32 times 127 times a zero of 128: 1.6
+/// million of 4.2.
 pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of weight rows in a tile.
@@ -27,7 +29,8 @@ const fn side_by_side<S: Simd>() -> usize {
     VECTORS * S::LANES / ROWS
 }
 
-/// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those of the others do not fit.
+/// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those
+/// of the others do not fit.
 const fn kept<S: Simd>(m: usize) -> usize {
     match m {
         0..=2 => m,
@@ -76,7 +79,8 @@ impl<S: Simd> Scale<S> {
 pub(super) struct Weight<'a> {
     layout: &'a Layout,
     chunk: &'a Chunk,
-    /// Codes of each panel that are asked for meanwhile, line by line; of short ones there are none.
+    /// Codes of each panel that are asked for meanwhile, line by line; of short ones there are
+    /// none.
     ahead: [&'a [[u8; 64]]; PANELS],
     /// The first panel of a tile.
     panel: usize,
@@ -90,7 +94,8 @@ impl<'a> Weight<'a> {
         Self { layout, chunk, ahead, panel: 0, quads: layout.group() / 4 }
     }
 
-    /// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k and its first `panels` panels.
+    /// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k and its first
+    /// `panels` panels.
     #[inline(always)]
     pub fn multiply<S: Simd>(mut self, simd: S, panels: usize, x: Tile<'_>, sums: &mut [Sums]) {
         for panel in (0..panels).step_by(side_by_side::<S>()) {

@@ -29,7 +29,8 @@ pub(crate) struct MmaRows {
     pub chunk: usize,
     /// True if rows are whole steps.
     pub whole: bool,
-    /// The most ids that cubes find their rows by, a batch of the weight each; 0 where rows of x follow each other.
+    /// The most ids that cubes find their rows by, a batch of the weight each; 0 where rows of x
+    /// follow each other.
     pub ids: usize,
     /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
     pub overlaps: bool,
@@ -49,7 +50,8 @@ impl MmaRows {
         let steps = steps(problem);
         let m_tile = m.next_multiple_of(8).min(32);
         let tiles = batches * m.div_ceil(m_tile) * n.div_ceil(16);
-        // Every cube reads all of x, so it takes as much of the weight as leaves each multiprocessor a part.
+        // Every cube reads all of x, so it takes as much of the weight as leaves each
+        // multiprocessor a part.
         let rounds = tiles.div_ceil(caps.multiprocessors * PLANES / 2);
         let strips = tiles.div_ceil(caps.multiprocessors * rounds.max(1)).min(n.div_ceil(16)).max(1);
         let splits = (PLANES / strips + 1).next_power_of_two() / 2;
@@ -83,7 +85,8 @@ impl MmaRows {
         Numbers::new(self.layout, self.x_type)
     }
 
-    /// With as few steps of x at a time, and then as few planes that share them, as fit `memory` bytes that a cube's units share.
+    /// With as few steps of x at a time, and then as few planes that share them, as fit `memory`
+    /// bytes that a cube's units share.
     pub fn fitting(mut self, memory: usize) -> Self {
         while self.memory() > memory && self.chunk > 1 {
             if self.chunk < 2 * self.splits {
@@ -156,7 +159,8 @@ impl MmaRows {
         self.chunk * self.groups() + 4
     }
 
-    /// Terms from one row of the weight to the next: those of two groups of 8 rows lie in different banks.
+    /// Terms from one row of the weight to the next: those of two groups of 8 rows lie in different
+    /// banks.
     pub fn term_row(self) -> usize {
         self.chunk * self.groups() + 2
     }

@@ -1,6 +1,7 @@
-//! Rows of x that choose their batch of the weight, several to most batches: experts of many tokens. Each cube has a batch,
-//! and looks through all ids for the rows that chose it: that takes a trip to the cache, where sorting them first would take
-//! a launch, and its first step of the weight is on its way before the ids are there.
+//! Rows of x that choose their batch of the weight, several to most batches: experts of many
+//! tokens. Each cube has a batch, and looks through all ids for the rows that chose it: that takes
+//! a trip to the cache, where sorting them first would take a launch, and its first step of the
+//! weight is on its way before the ids are there.
 
 use super::super::super::gpu::cube_rows::CubeRows;
 use super::super::staging::{Rows, listed};
@@ -14,8 +15,8 @@ pub(super) const MOST_IDS: usize = 4096;
 /// Ids that a unit loads at once, at the most.
 const TOGETHER: usize = 16;
 
-/// This cube's batch, whose rows are still to be found. The cube past the last of `experts` batches takes what chose none
-/// of them.
+/// This cube's batch, whose rows are still to be found. The cube past the last of `experts` batches
+/// takes what chose none of them.
 #[cube]
 pub(super) fn batch_of_cube(experts: u32) -> CubeRows {
     let batch = CUBE_POS_Y as usize;
@@ -60,8 +61,8 @@ pub(super) fn find_rows(
     count[0].load() as usize
 }
 
-/// The rows from the `first`-th of `all` that were found on, as many as a cube takes. `share` rows of y have the same row
-/// of x.
+/// The rows from the `first`-th of `all` that were found on, as many as a cube takes. `share` rows
+/// of y have the same row of x.
 #[cube]
 pub(super) fn next_rows(
     found: &Shared<[u16]>,

@@ -46,8 +46,8 @@ pub(super) fn of_step(first: &Addresses, step: u32, #[comptime] config: MmaRows)
     }
 }
 
-/// Adds up x's groups of the chunk that begins at `x`, as products with ones: the sums are where products with the weight
-/// have theirs.
+/// Adds up x's groups of the chunk that begins at `x`, as products with ones: the sums are where
+/// products with the weight have theirs.
 #[cube]
 pub(super) fn sum_groups(x: u32, x_sums: &mut Shared<[f32]>, #[comptime] config: MmaRows) {
     let one = comptime!(if config.x_type == FloatType::BF16 { 0x3f80_3f80u32 } else { 0x3c00_3c00u32 });
@@ -87,7 +87,8 @@ pub(super) fn sum_groups(x: u32, x_sums: &mut Shared<[f32]>, #[comptime] config:
     }
 }
 
-/// The products of group `group` of a step, whose x lies at `x`: of each 8 rows of x, those of each tile.
+/// The products of group `group` of a step, whose x lies at `x`: of each 8 rows of x, those of each
+/// tile.
 #[cube]
 pub(super) fn multiply_group(
     words: &Array<u32>,

@@ -41,7 +41,8 @@ pub(super) fn load_terms<S: Int, B: Int, V: Size>(
     loaded
 }
 
-/// Puts them where units share them: `y += scale * (factor * product - zero * x_sum) + bias * x_sum`, as two terms.
+/// Puts them where units share them:
+/// `y += scale * (factor * product - zero * x_sum) + bias * x_sum`, as two terms.
 #[cube]
 pub(super) fn keep_terms(
     loaded: &Array<u32>,

@@ -22,7 +22,8 @@ pub(crate) struct MmaTile {
     pub overlaps: bool,
 }
 
-/// Rows of the weight that a plane multiplies: two operands of the tensor cores, so that what a plane loads of x serves both.
+/// Rows of the weight that a plane multiplies: two operands of the tensor cores, so that what a
+/// plane loads of x serves both.
 pub const ROWS: usize = 32;
 /// Units that multiply a part of K.
 pub const UNITS: usize = N_TILE / ROWS * 32;
@@ -39,7 +40,8 @@ const WIDE: usize = 9;
 const DECODE: usize = 24;
 
 impl MmaTile {
-    /// For rows of x that follow each other, in tiles that leave the multiprocessors the least to do one after the other.
+    /// For rows of x that follow each other, in tiles that leave the multiprocessors the least to
+    /// do one after the other.
     pub fn new(caps: &Caps, problem: &Problem) -> Self {
         let cubes = |rows: usize| problem.batches * problem.m.div_ceil(rows) * problem.n.div_ceil(N_TILE);
         let time = |rows: usize| cubes(rows).div_ceil(caps.multiprocessors) * (rows + DECODE);
@@ -69,8 +71,8 @@ impl MmaTile {
         self.m_tile * STEPS * STEP * 2
     }
 
-    /// Bytes of shared memory: the rings of all parts. The second part's sums take their place: 4 bytes for each of the
-    /// `m_tile` sums of a unit.
+    /// Bytes of shared memory: the rings of all parts. The second part's sums take their place: 4
+    /// bytes for each of the `m_tile` sums of a unit.
     pub fn shared(self) -> usize {
         let rings = self.parts * self.stages * self.piece();
         let sums = (self.parts - 1) * self.m_tile * UNITS * size_of::<f32>();

@@ -48,8 +48,8 @@ pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Mm
     Some(MmaTile::of_experts(caps, problem, routing))
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for each tile of x. `x` is packed; `list` has the batch of the
-/// weight of each tile, then the row of y of each of its rows.
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for each tile of x. `x` is packed; `list` has
+/// the batch of the weight of each tile, then the row of y of each of its rows.
 #[kernel(waits)]
 fn quantized_matmul_mma_tile<S: Int, B: Int, V: Size>(
     #[early] weight: &Components<S, B, V>,
@@ -73,7 +73,8 @@ fn quantized_matmul_mma_tile<S: Int, B: Int, V: Size>(
     }
     let unit = UNIT_POS_X % UNITS as u32;
     let part = UNIT_POS_X / UNITS as u32;
-    // The rows that the tensor cores call g and g + 8 are neighbours, so that y is written in pairs.
+    // The rows that the tensor cores call g and g + 8 are neighbours, so that y is written in
+    // pairs.
     let column = CUBE_POS_Y * comptime!(N_TILE as u32)
         + unit / 32u32 * comptime!(ROWS as u32)
         + unit % 32u32 / 4u32 * 2u32;
@@ -97,8 +98,9 @@ fn quantized_matmul_mma_tile<S: Int, B: Int, V: Size>(
     }
 }
 
-/// The sums of a tile, of a part of K each: for each operand of the weight, its products with 8 rows of x each. `rows` are the
-/// first row of the weight's batch, how many it has, and the first of the unit's in it.
+/// The sums of a tile, of a part of K each: for each operand of the weight, its products with 8
+/// rows of x each. `rows` are the first row of the weight's batch, how many it has, and the first
+/// of the unit's in it.
 #[cube]
 fn multiply_tile<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -176,7 +178,8 @@ fn multiply_piece<S: Int, B: Int>(
     #[comptime] config: MmaTile,
 ) {
     let octets = comptime!(config.octets());
-    // Tiles of 8 rows by 8 values of x lie one after the other: both halves of a step, for 8 rows after 8 rows.
+    // Tiles of 8 rows by 8 values of x lie one after the other: both halves of a step, for 8 rows
+    // after 8 rows.
     let tiles = at + UNIT_POS_X % 32u32 * 16u32;
     let mut scalings = Sequence::<Scaling>::new();
     #[unroll]
@@ -216,7 +219,8 @@ fn multiply_piece<S: Int, B: Int>(
     }
 }
 
-/// Adds the sums of the second part of K to those of the first, through the memory of the rings at `others`.
+/// Adds the sums of the second part of K to those of the first, through the memory of the rings at
+/// `others`.
 #[cube]
 fn add_parts(others: u32, part: u32, sums: &mut Array<Vector<f32, Const<4>>>, #[comptime] config: MmaTile) {
     if comptime!(config.parts == 2) {
@@ -244,7 +248,8 @@ fn add_parts(others: u32, part: u32, sums: &mut Array<Vector<f32, Const<4>>>, #[
     }
 }
 
-/// Writes a unit's sums: of two neighbouring rows of each operand of the weight, two rows of x of every 8.
+/// Writes a unit's sums: of two neighbouring rows of each operand of the weight, two rows of x of
+/// every 8.
 #[cube]
 fn store(
     sums: &Array<Vector<f32, Const<4>>>,

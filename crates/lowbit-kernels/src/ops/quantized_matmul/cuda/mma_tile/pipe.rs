@@ -52,8 +52,8 @@ impl Pipe {
         }
     }
 
-    /// Begins to copy piece `piece` of block `block`, if there is such a block, to the stage that is filled next. A group of
-    /// copies ends in any case, so that groups count pieces.
+    /// Begins to copy piece `piece` of block `block`, if there is such a block, to the stage that
+    /// is filled next. A group of copies ends in any case, so that groups count pieces.
     fn copy(
         &mut self,
         x: &[Vector<u32, Const<4>>],
@@ -76,8 +76,8 @@ impl Pipe {
         self.fill = next(self.fill, config);
     }
 
-    /// Waits for piece `piece` of block `block`, begins the copy that takes the place of the piece before it, and says where
-    /// the piece lies. All units of the cube meet.
+    /// Waits for piece `piece` of block `block`, begins the copy that takes the place of the piece
+    /// before it, and says where the piece lies. All units of the cube meet.
     pub fn wait(
         &mut self,
         x: &[Vector<u32, Const<4>>],

@@ -209,8 +209,8 @@ fn scale_spans<S: Int, B: Int>(
     }
 }
 
-/// The floats that scale two spans of a row, from span `span` on, and those that are added; none where they are not
-/// floats.
+/// The floats that scale two spans of a row, from span `span` on, and those that are added; none
+/// where they are not floats.
 #[cube]
 fn floats<S: Int, B: Int>(
     of: &Elements<S, B>,

@@ -12,7 +12,8 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Of a row of the weight, the first of a unit's two runs among those whose scales units share: the other one is [`RUNS`] further.
+/// Of a row of the weight, the first of a unit's two runs among those whose scales units share: the
+/// other one is [`RUNS`] further.
 #[derive(CubeType)]
 struct Place {
     row: usize,
@@ -115,7 +116,8 @@ fn of_small_floats<S: Int, B: Int>(
     sum
 }
 
-/// The same in superblocks, of which a step has one per row: sums of integers times products, and then the superblock's scales.
+/// The same in superblocks, of which a step has one per row: sums of integers times products, and
+/// then the superblock's scales.
 #[cube]
 fn of_superblock<S: Int, B: Int>(
     scaling: &Elements<S, B>,
@@ -194,7 +196,8 @@ impl SubScale {
     }
 }
 
-/// An integer of a run's element, in units of [`SubScale::unit`]: it goes into the mantissa where it is.
+/// An integer of a run's element, in units of [`SubScale::unit`]: it goes into the mantissa where
+/// it is.
 #[cube]
 fn integer(word: u32, #[comptime] of: SubScale) -> f32 {
     let field = word & comptime!(((1u32 << of.bits) - 1) << of.bit);

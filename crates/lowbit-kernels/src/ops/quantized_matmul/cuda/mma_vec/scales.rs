@@ -33,7 +33,8 @@ pub(in super::super) fn elements<S: Int, B: Int>(
     Elements::<S, B> { scales, biases }
 }
 
-/// Loads a unit's part of what scales a chunk of the cube's rows, the first of which is `row` of the weight.
+/// Loads a unit's part of what scales a chunk of the cube's rows, the first of which is `row` of
+/// the weight.
 #[cube]
 pub(in super::super) fn load_elements<E: Int>(
     elements: &[E],

@@ -28,9 +28,10 @@ struct Sizes {
     share: u32,
 }
 
-/// A unit takes a run of one row of a tile of `rows` rows: `[8 steps, rows / 8, 2, 8 rows, 4 runs]` words, where half
-/// `h` of step `s` is pair `q = 2 s + h` of the run: value `q / apart * 2 apart + q % apart`, and the one `apart` values
-/// on. Rows that are not there are left out. With a list, row `i` of the tile is row `list[.. + i] / share` of x.
+/// A unit takes a run of one row of a tile of `rows` rows: `[8 steps, rows / 8, 2, 8 rows, 4 runs]`
+/// words, where half `h` of step `s` is pair `q = 2 s + h` of the run: value
+/// `q / apart * 2 apart + q % apart`, and the one `apart` values on. Rows that are not there are
+/// left out. With a list, row `i` of the tile is row `list[.. + i] / share` of x.
 #[kernel]
 fn quantized_matmul_pack(
     x: &[Vector<u32, Const<4>>],
@@ -123,7 +124,8 @@ pub(super) fn kernels(target: &Target) -> [Box<dyn CubeKernel>; 2] {
     [false, true].map(|listed| compiled(target, 64, 4, listed).code())
 }
 
-/// The rows of `x`, of `k` values, in `tiles` of `m_tile` rows; values that are decoded together lie `apart`.
+/// The rows of `x`, of `k` values, in `tiles` of `m_tile` rows; values that are decoded together
+/// lie `apart`.
 pub(super) fn pack_rows(
     gpu: &Gpu,
     x: &Tensor,

@@ -32,7 +32,8 @@ pub const UNITS: usize = 2 * N_TILE;
 const DECODE: usize = 80;
 
 impl Wgmma {
-    /// For rows of x that follow each other, in tiles that leave the multiprocessors the least to do one after the other.
+    /// For rows of x that follow each other, in tiles that leave the multiprocessors the least to
+    /// do one after the other.
     pub fn new(caps: &Caps, problem: &Problem) -> Self {
         let time = |rows: usize| {
             let tiles = problem.batches * problem.m.div_ceil(rows) * problem.n.div_ceil(N_TILE);
@@ -50,7 +51,8 @@ impl Wgmma {
 
     /// For tiles of `m_tile` rows of x.
     pub fn of_tiles(layout: Layout, dtype: FloatType, m_tile: usize, listed: bool) -> Self {
-        // The fastest of those tried on an H200; shared memory holds no more than three blocks of 256 rows.
+        // The fastest of those tried on an H200; shared memory holds no more than three blocks of
+        // 256 rows.
         let (ahead, stages, parts, steps) = match m_tile {
             256 => (1, 3, 1, 1),
             // Alone on its multiprocessor.

@@ -1,5 +1,6 @@
-//! The product on a GPU for many rows of x, by Hopper's tensor cores: four planes multiply 64 rows of the weight,
-//! decoded in registers, with up to 256 rows of x in shared memory. A bulk copy moves a block of x (`pipe.rs`).
+//! The product on a GPU for many rows of x, by Hopper's tensor cores: four planes multiply 64 rows
+//! of the weight, decoded in registers, with up to 256 rows of x in shared memory. A bulk copy
+//! moves a block of x (`pipe.rs`).
 
 #![allow(unsafe_code)] // Launches.
 
@@ -42,8 +43,8 @@ pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Wg
     Some(Wgmma::of_experts(problem, routing))
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for each tile of x. `x` is packed; `list` has the batch of the
-/// weight of each tile, then the row of y of each of its rows.
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for each tile of x. `x` is packed; `list` has
+/// the batch of the weight of each tile, then the row of y of each of its rows.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel(waits)]
 fn quantized_matmul_wgmma<S: Int, B: Int, V: Size>(
@@ -68,7 +69,8 @@ fn quantized_matmul_wgmma<S: Int, B: Int, V: Size>(
     }
     let unit = UNIT_POS_X % UNITS as u32;
     let part = UNIT_POS_X / UNITS as u32;
-    // The rows that the tensor cores call g and g + 8 are neighbours, so that y is written in pairs.
+    // The rows that the tensor cores call g and g + 8 are neighbours, so that y is written in
+    // pairs.
     let column = CUBE_POS_Y * comptime!(N_TILE as u32) + unit / 32u32 * 16u32 + unit % 32u32 / 4u32 * 2u32;
     if comptime!(config.listed) {
         if batch == WRONG {
@@ -92,7 +94,8 @@ fn quantized_matmul_wgmma<S: Int, B: Int, V: Size>(
     }
 }
 
-/// The sums of a tile, of a part of K each. `run` is the first of the first of two rows of the weight.
+/// The sums of a tile, of a part of K each. `run` is the first of the first of two rows of the
+/// weight.
 #[cube]
 fn multiply_tile<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -160,8 +163,9 @@ fn multiply_block<S: Int, B: Int>(
         }
         let offset = comptime!((group * config.steps * config.m_tile * STEP * 2) as u32);
         wgmma::multiply(&pairs, at + offset, config.steps, config.m_tile, config.decoding.dtype);
-        // No product reads the block before any more. Not after the first group already: with a branch there CUDA's
-        // assembler sees no pipeline, and makes each product wait for the one before.
+        // No product reads the block before any more. Not after the first group already: with a
+        // branch there CUDA's assembler sees no pipeline, and makes each product wait for the one
+        // before.
         if comptime!(group == 1) {
             pipe.release(x, block, config);
         }
@@ -189,7 +193,8 @@ fn add_parts(others: u32, part: u32, #[comptime] config: Wgmma) {
     }
 }
 
-/// Writes a unit's sums: of two neighbouring rows of the weight, two rows of x of every 8. `nan`: not sums, but NaN.
+/// Writes a unit's sums: of two neighbouring rows of the weight, two rows of x of every 8. `nan`:
+/// not sums, but NaN.
 #[cube]
 fn store(
     list: &[u32],

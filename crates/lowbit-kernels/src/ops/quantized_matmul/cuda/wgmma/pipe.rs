@@ -23,7 +23,8 @@ pub(super) struct Pipe {
     phase: u32,
 }
 
-/// The ring of part `part` at `memory`, with those of the others, for tile `tile` of x. All units of the cube meet.
+/// The ring of part `part` at `memory`, with those of the others, for tile `tile` of x. All units
+/// of the cube meet.
 #[cube]
 pub(super) fn ring(memory: u32, part: u32, tile: u32, blocks: u32, #[comptime] config: Wgmma) -> Pipe {
     let barriers = memory + comptime!((config.parts * config.stages * config.block()) as u32);
@@ -87,7 +88,8 @@ impl Pipe {
         }
     }
 
-    /// This plane has read the part's block before `block`, the next: when all have, another takes its place.
+    /// This plane has read the part's block before `block`, the next: when all have, another takes
+    /// its place.
     pub fn release(&self, x: &[Vector<u32, Const<4>>], block: u32, #[comptime] config: Wgmma) {
         let parts = comptime!(config.parts as u32);
         let last = comptime!(config.stages as u32 - 1);

@@ -1,6 +1,7 @@
-//! The product on a GPU for many rows of x, by cooperative matrices: `VK_KHR_cooperative_matrix` on Vulkan, `simdgroup_matrix` on
-//! Metal. A cube has a tile of y. It brings x and the weight, decoded once and rounded to x's type, to shared memory step by step
-//! (`stage.rs`); its planes multiply matrices of the size that the device reports, with sums in f32 (`config.rs`).
+//! The product on a GPU for many rows of x, by cooperative matrices: `VK_KHR_cooperative_matrix` on
+//! Vulkan, `simdgroup_matrix` on Metal. A cube has a tile of y. It brings x and the weight, decoded
+//! once and rounded to x's type, to shared memory step by step (`stage.rs`); its planes multiply
+//! matrices of the size that the device reports, with sums in f32 (`config.rs`).
 
 #![allow(unsafe_code)] // Launches.
 
@@ -45,7 +46,8 @@ struct Sizes {
 /// A matrix that is loaded from vectors.
 type Operand<E> = Matrix<Vector<E, Const<4>>>;
 
-/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, of x in `E`s. `list` is [`Tiles`]' where there is one.
+/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, of x in `E`s. `list` is [`Tiles`]'
+/// where there is one.
 #[kernel]
 fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -166,8 +168,8 @@ fn multiply<E: Float>(
     }
 }
 
-/// Writes a plane's sums to y, whose rows have `columns.1` columns, from column `columns.0` on: matrix by matrix through shared
-/// memory, for y has edges.
+/// Writes a plane's sums to y, whose rows have `columns.1` columns, from column `columns.0` on:
+/// matrix by matrix through shared memory, for y has edges.
 #[cube]
 fn store<Y: Int>(
     sums: &Sequence<Matrix<f32>>,
@@ -228,7 +230,8 @@ fn store_nan<Y: Int>(
     }
 }
 
-/// Writes `bits` to row `at.0` of y, if there is such a row, and column `at.1` after the first of `columns`.
+/// Writes `bits` to row `at.0` of y, if there is such a row, and column `at.1` after the first of
+/// `columns`.
 #[cube]
 fn store_bits<Y: Int>(bits: u32, y: &mut [Y], at: (u32, u32), columns: (u32, u32)) {
     let (row, column) = (at.0, columns.0 + at.1);
@@ -317,7 +320,8 @@ fn launch_tiles(
         sizes,
         integers: INTEGERS,
     };
-    // Tiles of the same rows of the weight run at the same time, so that it is read from memory once.
+    // Tiles of the same rows of the weight run at the same time, so that it is read from memory
+    // once.
     let cubes = [index(tiles.count)?, index(problem.n.div_ceil(config.cut.n_tile))?, 1];
     // SAFETY: the sizes are the operands', and as many tiles were sorted.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }

@@ -13,7 +13,8 @@ use cubecl_core::prelude::*;
 /// A cube's part of the product.
 #[derive(CubeType)]
 pub(super) struct Block {
-    /// The first row of the weight over all batches, and how many there are from it to the last of its batch.
+    /// The first row of the weight over all batches, and how many there are from it to the last of
+    /// its batch.
     pub weight_row: usize,
     pub n: usize,
     /// Runs of a row.
@@ -100,7 +101,8 @@ pub(super) fn fetch_x<S: Int, B: Int>(
     }
 }
 
-/// Loads the unit's part of the weight in step `step`. Rows and runs past the last are loaded from the last.
+/// Loads the unit's part of the weight in step `step`. Rows and runs past the last are loaded from
+/// the last.
 #[cube]
 pub(super) fn fetch_weight<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -131,8 +133,8 @@ fn or_zero<T: Numeric>(value: T, there: bool, #[comptime] config: CmmaTile) -> T
     if comptime!(config.ends_early) { select(there, value, T::from_int(0)) } else { value }
 }
 
-/// Puts what was loaded of step `of.0` into shared memory, the weight decoded and rounded. Beyond the last of `of.1` runs there are
-/// zeros.
+/// Puts what was loaded of step `of.0` into shared memory, the weight decoded and rounded. Beyond
+/// the last of `of.1` runs there are zeros.
 #[cube]
 pub(super) fn stage<S: Int, B: Int, E: Float>(
     from: &Fetched<S, B>,
@@ -166,7 +168,8 @@ pub(super) fn stage<S: Int, B: Int, E: Float>(
     }
 }
 
-/// Decodes the run in place `place` to shared memory from vector `to.0` on, or writes zeros where it is not there.
+/// Decodes the run in place `place` to shared memory from vector `to.0` on, or writes zeros where
+/// it is not there.
 #[cube]
 fn stage_run<S: Int, B: Int, E: Float>(
     from: &Loaded<S, B>,
