@@ -62,8 +62,8 @@ impl GpuLayers {
     }
 }
 
-/// A text whose `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\x41` stand for characters, as with llama.cpp's `--escape`; other
-/// backslashes stay.
+/// A text whose `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\x41` stand for characters, as with
+/// llama.cpp's `--escape`; other backslashes stay.
 pub fn unescape(text: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find('\\') {
@@ -85,7 +85,8 @@ pub fn unescape(text: &str) -> String {
     out + rest
 }
 
-/// As [`read_text`], without the mark of UTF-8 (U+FEFF) with which some editors begin a file: it is no part of a prompt.
+/// As [`read_text`], without the mark of UTF-8 (U+FEFF) with which some editors begin a file: it is
+/// no part of a prompt.
 ///
 /// # Errors
 /// As [`read_text`].

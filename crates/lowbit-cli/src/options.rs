@@ -14,7 +14,8 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
-    /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub [default: the bundled demo].
+    /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub
+    /// [default: the bundled demo].
     #[arg(long, short)]
     model: Option<String>,
     /// The same, as llama.cpp's -hf: org/name, or org/name:Q4_K_M for one of several GGUF files.
@@ -23,14 +24,15 @@ pub struct ModelOptions {
     /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
     #[arg(long, value_enum, ignore_case = true)]
     dtype: Option<Activations>,
-    /// The type of cached keys, which must be the one that the device caches, see Target::cache: llama.cpp's -ctk.
+    /// The type of cached keys, which must be the one that the device caches, see Target::cache:
+    /// llama.cpp's -ctk.
     #[arg(long, value_name = "TYPE", hide = true)]
     cache_type_k: Option<String>,
     /// The same of cached values: llama.cpp's -ctv.
     #[arg(long, value_name = "TYPE", hide = true)]
     cache_type_v: Option<String>,
-    /// Multiply decoded weights in f32 on the CPU, instead of rounding activations to 8 bits as llama.cpp does; several
-    /// times slower.
+    /// Multiply decoded weights in f32 on the CPU, instead of rounding activations to 8 bits as
+    /// llama.cpp does; several times slower.
     #[arg(long)]
     exact: bool,
     #[command(flatten)]
@@ -72,12 +74,14 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// For sequences of up to `context` tokens, where that is known before the model is loaded: [`Target::with_context`].
+    /// For sequences of up to `context` tokens, where that is known before the model is loaded:
+    /// [`Target::with_context`].
     pub fn with_context(self, context: Option<usize>) -> Self {
         Self { target: self.target.with_context(context), ..self }
     }
 
-    /// Loads the model, and compiles the kernels that `work` launches, see [`Model::load_compiled`].
+    /// Loads the model, and compiles the kernels that `work` launches, see
+    /// [`Model::load_compiled`].
     pub fn load(self, work: impl FnOnce(&Model) -> Result<(), ModelError> + Send) -> Result<Loaded, Failure> {
         let Self { checkpoint, tokenizer, target, start } = self;
         let model = ModelOptions::load_opened(&checkpoint, &target, work)?;
@@ -134,15 +138,16 @@ impl ModelOptions {
     fn files(&self, demo: Demo) -> Result<(Checkpoint, Tokenizer), Failure> {
         let checkpoint = self.find(demo)?;
         let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
-        // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too, and is the better error.
+        // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too,
+        // and is the better error.
         lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         spinner.finish_and_clear();
         Ok((checkpoint, tokenizer))
     }
 
-    /// Loads a checkpoint that is open already, without its tokenizer, and compiles the kernels that `work` launches; its warnings are
-    /// printed.
+    /// Loads a checkpoint that is open already, without its tokenizer, and compiles the kernels
+    /// that `work` launches; its warnings are printed.
     pub fn load_opened(
         checkpoint: &Checkpoint,
         target: &Target,

@@ -212,7 +212,8 @@ impl Model {
     /// The output layer's weight, as these parameters have it.
     ///
     /// # Errors
-    /// [`ModelError::Headless`]; [`KernelError::Value`] for an output layer with a bias, which no architecture here has.
+    /// [`ModelError::Headless`]; [`KernelError::Value`] for an output layer with a bias, which no
+    /// architecture here has.
     pub(crate) fn output(&self, parameters: &Parameters) -> Result<Weight, ModelError> {
         self.check_head()?;
         let weight = self.decoder.head().weight().ok_or_else(|| KernelError::Value {

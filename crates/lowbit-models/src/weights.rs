@@ -11,10 +11,11 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// A checkpoint's tensors as an architecture asks for them: by name, with the shape that its configuration
-/// implies. Every tensor must be asked for: [`Weights::finish`] refuses what is left.
+/// A checkpoint's tensors as an architecture asks for them: by name, with the shape that its
+/// configuration implies. Every tensor must be asked for: [`Weights::finish`] refuses what is left.
 ///
-/// Names come in pairs, Hugging Face's (MLX's is the same) and GGUF's, both below the layer's prefix.
+/// Names come in pairs, Hugging Face's (MLX's is the same) and GGUF's, both below the layer's
+/// prefix.
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a Target,
@@ -41,7 +42,8 @@ fn is_stored_as(stored: &[usize], shape: &[usize]) -> bool {
 }
 
 impl<'a> Weights<'a> {
-    /// All of `checkpoint`. Tensors that are not repacked stay in the mapped file where the device can read them there.
+    /// All of `checkpoint`. Tensors that are not repacked stay in the mapped file where the device
+    /// can read them there.
     pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
         let (prefix, exact) = (String::new(), target.exact);
         let (used, read) = (Rc::default(), Rc::default());
@@ -127,7 +129,8 @@ impl<'a> Weights<'a> {
         self.target.cache
     }
 
-    /// The longest sequence that is computed, if it is shorter than the model's context: [`Target::with_context`].
+    /// The longest sequence that is computed, if it is shorter than the model's context:
+    /// [`Target::with_context`].
     pub fn context(&self) -> Option<usize> {
         self.target.context
     }
@@ -172,7 +175,8 @@ impl<'a> Weights<'a> {
         Err(self.refuse_size(key, layers.to_string(), format!("the checkpoint has {count} tensors")))
     }
 
-    /// Checks that some tensor has a dimension of at least `size`, before anything of that size is allocated.
+    /// Checks that some tensor has a dimension of at least `size`, before anything of that size is
+    /// allocated.
     ///
     /// # Errors
     /// [`ModelError::Config`] under the name `key`.
@@ -204,7 +208,8 @@ impl<'a> Weights<'a> {
         ModelError::Config { path: self.checkpoint.path().to_path_buf(), key: key.into(), got, want }
     }
 
-    /// A linear layer `[n, k]`: its `.weight` in whatever format it is stored, its `.bias` if there is one.
+    /// A linear layer `[n, k]`: its `.weight` in whatever format it is stored, its `.bias` if there
+    /// is one.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
@@ -233,7 +238,8 @@ impl<'a> Weights<'a> {
             .map_err(|error| self.weight_error(&self.name(name.0, name.1), error))
     }
 
-    /// As [`Self::merged`], from one matrix that has the rows of all: the name of the whole, and the n of each part.
+    /// As [`Self::merged`], from one matrix that has the rows of all: the name of the whole, and
+    /// the n of each part.
     ///
     /// # Errors
     /// As [`Self::linear`].
@@ -265,7 +271,8 @@ impl<'a> Weights<'a> {
         Ok(Some(self.named((&json, &gguf), bias)))
     }
 
-    /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is stored.
+    /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is
+    /// stored.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
@@ -305,7 +312,8 @@ impl<'a> Weights<'a> {
         self.exact
     }
 
-    /// The same weights for products that are exact to f32: routers choose, and a small error would choose otherwise.
+    /// The same weights for products that are exact to f32: routers choose, and a small error would
+    /// choose otherwise.
     pub fn exactly(&self) -> Self {
         let (used, read) = (self.used.clone(), self.read.clone());
         Self { exact: true, prefix: self.prefix.clone(), used, read, ..*self }
@@ -395,9 +403,9 @@ impl<'a> Weights<'a> {
             .map_err(|error| self.weight_error(&view.name, error))
     }
 
-    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor, `switch_mlp.{part}` in MLX's layout, or
-    /// from one tensor per expert, `experts.{e}.{part}` (or `experts.{part}.{e}`, as ModelOpt has exported some), which are then
-    /// copied into one.
+    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor,
+    /// `switch_mlp.{part}` in MLX's layout, or from one tensor per expert, `experts.{e}.{part}` (or
+    /// `experts.{part}.{e}`, as ModelOpt has exported some), which are then copied into one.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -470,7 +478,8 @@ impl<'a> Weights<'a> {
         Ok((0..len).map(|i| float.get(&bytes, i)).collect())
     }
 
-    /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores `w - 1`.
+    /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores
+    /// `w - 1`.
     ///
     /// # Errors
     /// As [`Self::vector`].

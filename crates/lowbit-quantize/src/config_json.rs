@@ -253,7 +253,8 @@ impl TextConfig<'_> {
         }
         let key = "original_max_position_embeddings";
         match scaling.get(key).filter(|_| self.source.has_default(key)) {
-            // transformers prefers it beside the section, where the architecture has a default for it.
+            // transformers prefers it beside the section, where the architecture has a default for
+            // it.
             Some(original) => self.put(key, original.clone()),
             None if self.source.has_default(key) => {}
             None => drop(self.json.remove(key)),

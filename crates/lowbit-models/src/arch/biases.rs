@@ -15,7 +15,8 @@ pub struct Biases {
 /// The source that says whether there is a bias.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
-    /// A flag of `config.json`; where it is missing, its default in the architecture's table, or false.
+    /// A flag of `config.json`; where it is missing, its default in the architecture's table, or
+    /// false.
     Flag(&'static str),
     /// The architecture: there always is one.
     Always,
@@ -36,12 +37,12 @@ pub const QKV: &[&str] = &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_
 /// The MLP.
 pub const MLP: &[&str] = &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
 
-/// Checks that the file has exactly the biases that are promised: transformers replaces missing ones
-/// by zeros and drops surplus ones, mlx-lm refuses to load either. GGUF promises nothing.
+/// Checks that the file has exactly the biases that are promised: transformers replaces missing
+/// ones by zeros and drops surplus ones, mlx-lm refuses to load either. GGUF promises nothing.
 ///
 /// # Errors
-/// [`ModelError::Missing`], or [`ModelError::Config`] for a bias that contradicts its flag or that the architecture does not
-/// have.
+/// [`ModelError::Missing`], or [`ModelError::Config`] for a bias that contradicts its flag or that
+/// the architecture does not have.
 pub(super) fn check(
     config: &Config<'_>,
     weights: &Weights<'_>,

@@ -1,6 +1,7 @@
-//! Gemma 3 as a text model: norms around attention and MLP, five layers with a window and a rotary embedding of their own to
-//! each one without, and an embedding that is scaled.
-//! Source: transformers 5.24 `models/gemma3`; mlx-lm 0.32 `models/gemma3_text.py`; llama.cpp `src/models/gemma3.cpp`.
+//! Gemma 3 as a text model: norms around attention and MLP, five layers with a window and a rotary
+//! embedding of their own to each one without, and an embedding that is scaled. Source:
+//! transformers 5.24 `models/gemma3`; mlx-lm 0.32 `models/gemma3_text.py`; llama.cpp
+//! `src/models/gemma3.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::{Architecture, Conversion, ModelType, OffsetNorms, TiedByDefault, Windows, decoder, window};

@@ -1,5 +1,6 @@
-//! The architectures, one file each. To add one: its file, with a table of its configuration's keys and what lowbit does
-//! about each, and its line in [`ARCHITECTURES`]. Everything that is special about a model's checkpoints stands here.
+//! The architectures, one file each. To add one: its file, with a table of its configuration's keys
+//! and what lowbit does about each, and its line in [`ARCHITECTURES`]. Everything that is special
+//! about a model's checkpoints stands here.
 
 mod biases;
 pub use biases::{Biases, Promise};
@@ -49,13 +50,15 @@ pub struct Architecture {
     pub offset_norms: Option<OffsetNorms>,
     /// The names of its tensors, but for what its file says.
     pub names: &'static [Names],
-    /// Modules of a layer that its checkpoints, but for GGUF, call otherwise than [`names`](crate::names) does.
+    /// Modules of a layer that its checkpoints, but for GGUF, call otherwise than
+    /// [`names`](crate::names) does.
     pub aliases: &'static [Alias],
     /// The modules that may have biases.
     pub biases: &'static [Biases],
     /// Facts for conversions.
     pub conversion: Conversion,
-    /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in a multimodal one.
+    /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in
+    /// a multimodal one.
     pub mlx_prefix: &'static str,
     /// The meaning of a missing `tie_word_embeddings`.
     pub tied_by_default: TiedByDefault,
@@ -70,8 +73,8 @@ pub type Alias = (&'static str, &'static str);
 /// Facts about an architecture that conversions between layouts need besides its names.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
-    /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are neighbours, and writes `vocab_size`
-    /// and `rope.dimension_count`.
+    /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are
+    /// neighbours, and writes `vocab_size` and `rope.dimension_count`.
     pub like_llama: bool,
     /// The tensors of divisors of the rotary frequencies that llama.cpp reads.
     pub rope_divisors: &'static [&'static str],
@@ -94,7 +97,8 @@ pub struct Conversion {
     pub sections: bool,
     /// GGUF has value heads that read one key head apart from each other.
     pub tiled_value_heads: bool,
-    /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in another.
+    /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in
+    /// another.
     pub fused_delta_nets: bool,
 }
 
@@ -141,8 +145,8 @@ impl Architecture {
         self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
     }
 
-    /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without what stands before
-    /// `embed_tokens` or the name in a layer.
+    /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without
+    /// what stands before `embed_tokens` or the name in a layer.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
         let find = |name: &str| {
             self.names.iter().copied().flatten().find(|(json, _)| *json == name).map(|(_, gguf)| *gguf)
@@ -155,7 +159,8 @@ impl Architecture {
         Some(format!("{}.{parameter}", find(module)?))
     }
 
-    /// The inverse of [`Self::gguf_name`]: what MLX's checkpoints call the tensor that GGUF calls `name`, without `blk.N.`
+    /// The inverse of [`Self::gguf_name`]: what MLX's checkpoints call the tensor that GGUF calls
+    /// `name`, without `blk.N.`
     pub fn mlx_name(&self, name: &str) -> Option<String> {
         let find = |name: &str| {
             self.names.iter().copied().flatten().find(|(_, gguf)| *gguf == name).map(|(json, _)| *json)
@@ -183,8 +188,9 @@ fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
     (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", to.replacen("{}", number, 1)))
 }
 
-/// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other checkpoints of the
-/// same model the converter has added the 1. This is the one rule for both: by the checkpoint's layout and the norm's name.
+/// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other
+/// checkpoints of the same model the converter has added the 1. This is the one rule for both: by
+/// the checkpoint's layout and the norm's name.
 #[derive(Clone, Copy, Debug)]
 pub struct OffsetNorms {
     /// Whose checkpoints store them so.
@@ -273,8 +279,8 @@ pub fn gguf(name: &str, experts: bool) -> Option<&'static Architecture> {
     }
 }
 
-/// The architecture whose `model_type` is `name`, and that type. `inner` is the type of the `text_config` in it: a wrapper of
-/// several architectures is the one of the type that it wraps.
+/// The architecture whose `model_type` is `name`, and that type. `inner` is the type of the
+/// `text_config` in it: a wrapper of several architectures is the one of the type that it wraps.
 pub fn model_type(name: &str, inner: Option<&str>) -> Option<(&'static Architecture, &'static ModelType)> {
     let named = |architecture: &'static Architecture| {
         let found = architecture.model_types.iter().find(|model_type| model_type.name == name)?;
@@ -323,8 +329,8 @@ pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     Ok((spec, decoder))
 }
 
-/// The layout of rotated pairs where [`Conversion::like_llama`]: GGUF's converter permutes q's and k's rows so that pairs are
-/// neighbours.
+/// The layout of rotated pairs where [`Conversion::like_llama`]: GGUF's converter permutes q's and
+/// k's rows so that pairs are neighbours.
 pub(crate) fn permuted(config: &Config<'_>) -> RopeLayout {
     if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit }
 }
@@ -360,8 +366,8 @@ pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// The window of layer `index` of a model whose windows are switched on by `use_sliding_window`, where `layer_types` says that
-/// it has one, or `by_default` where that is missing.
+/// The window of layer `index` of a model whose windows are switched on by `use_sliding_window`,
+/// where `layer_types` says that it has one, or `by_default` where that is missing.
 pub(crate) fn switched_window(
     config: &Config<'_>,
     layers: usize,
@@ -391,8 +397,8 @@ pub(crate) fn switched_window(
     }
 }
 
-/// Prefixes of the layers' names: text models have `model.`, multimodal ones more, and models saved without their
-/// output layer less.
+/// Prefixes of the layers' names: text models have `model.`, multimodal ones more, and models saved
+/// without their output layer less.
 const TEXT_PREFIXES: [&str; 5] =
     ["model.language_model.", "language_model.model.", "model.", "language_model.", ""];
 
@@ -438,7 +444,8 @@ const VISION: [&str; 6] = [
     "model.multi_modal_projector.",
 ];
 
-/// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the tensors around them.
+/// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the
+/// tensors around them.
 pub fn extra(name: &str, layers: usize) -> Option<Extra> {
     let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     let predicts = || gguf_layer(name).is_some_and(|layer| layer >= layers);

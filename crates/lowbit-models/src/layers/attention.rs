@@ -34,8 +34,8 @@ pub struct AttentionConfig {
     pub sinks: bool,
 }
 
-/// Queries at position p are multiplied by `1 + beta ln(1 + floor(p / original))`, so that attention stays as sharp over more
-/// tokens than the original training had.
+/// Queries at position p are multiplied by `1 + beta ln(1 + floor(p / original))`, so that
+/// attention stays as sharp over more tokens than the original training had.
 ///
 /// Source: transformers 5.24 `get_llama_4_attn_scale`; llama.cpp's `f_attn_temp_scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,11 +61,12 @@ impl QueryScale {
 }
 
 impl AttentionConfig {
-    /// Plain attention: full, without norms of the heads, not gated. Reads the sizes, which have the same keys in all
-    /// architectures.
+    /// Plain attention: full, without norms of the heads, not gated. Reads the sizes, which have
+    /// the same keys in all architectures.
     ///
     /// # Errors
-    /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no multiple of key heads.
+    /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no
+    /// multiple of key heads.
     pub fn new(
         config: &Config<'_>,
         weights: &Weights<'_>,
@@ -223,8 +224,9 @@ impl Attention {
         outline.word("attention sinks", self.config.sinks);
     }
 
-    /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the
-    /// same shape. Keys and values are appended to each sequence's cache.
+    /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns
+    /// that sum and the result, of the same shape. Keys and values are appended to each sequence's
+    /// cache.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.

@@ -43,8 +43,8 @@ impl MoeConfig {
         })
     }
 
-    /// `num_experts` experts of `moe_intermediate_size` rows, of which none is shared, with weights that are divided by their
-    /// sum.
+    /// `num_experts` experts of `moe_intermediate_size` rows, of which none is shared, with weights
+    /// that are divided by their sum.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -70,8 +70,8 @@ impl MoeConfig {
     }
 }
 
-/// Each token goes through its best `num_experts_per_tok` experts, weighted by the router, and through the shared
-/// expert, weighted by a sigmoid gate, where there is one.
+/// Each token goes through its best `num_experts_per_tok` experts, weighted by the router, and
+/// through the shared expert, weighted by a sigmoid gate, where there is one.
 #[derive(Clone, Debug)]
 pub struct SparseMoe {
     router: Router,
@@ -214,7 +214,8 @@ impl Experts {
         Ok(Self { gate_up, down, gate: config.gate, biases, shared: false })
     }
 
-    /// The stack with one more expert, of these weights for gate, up and down, if their shapes and formats fit.
+    /// The stack with one more expert, of these weights for gate, up and down, if their shapes and
+    /// formats fit.
     fn with_shared(self, weights: [&Named<QuantizedTensor>; 3]) -> Result<Self, KernelError> {
         let GateUp::Both(both) = &self.gate_up else { return Ok(self) };
         if self.biases.is_some() {
@@ -279,7 +280,8 @@ impl GateUp {
     }
 }
 
-/// Stacks `parts`, `[E_i, I, H]` each, first the gates and then the ups, as one `[2, sum E_i / 2, I, H]`.
+/// Stacks `parts`, `[E_i, I, H]` each, first the gates and then the ups, as one
+/// `[2, sum E_i / 2, I, H]`.
 fn pair<const N: usize>(parts: [&QuantizedTensor; N]) -> Result<QuantizedTensor, KernelError> {
     let all = QuantizedTensor::concat(&parts)?;
     all.reshape(&[2, all.shape()[0] / 2, all.n(), all.k()])

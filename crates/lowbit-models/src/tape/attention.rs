@@ -25,8 +25,8 @@ struct HeadNorm {
     eps: f32,
 }
 
-/// [`ops::rms_norm_rope_append()`] of new queries, keys and values, `[T, H, ..]` each, and [`ops::attention()`]. Keys and values
-/// that were cached before are constants.
+/// [`ops::rms_norm_rope_append()`] of new queries, keys and values, `[T, H, ..]` each, and
+/// [`ops::attention()`]. Keys and values that were cached before are constants.
 pub(crate) fn attention(
     cache: &mut KvCache,
     qkv: [&Var; 3],

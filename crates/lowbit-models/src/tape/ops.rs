@@ -1,4 +1,5 @@
-//! The ops of [`lowbit_kernels::ops`] on [`Var`]s, each with the rule that a tape records. Operands and errors are the op's.
+//! The ops of [`lowbit_kernels::ops`] on [`Var`]s, each with the rule that a tape records. Operands
+//! and errors are the op's.
 
 use super::shapes::{each, or_zeros, reshape};
 use super::{Named, Tape, Var};

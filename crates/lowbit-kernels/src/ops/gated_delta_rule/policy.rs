@@ -1,7 +1,7 @@
 use super::{Form, StateLayout};
 
-/// Tokens of a sequence from which chunks are faster, measured at `Dk = Dv = 128`. Chunks want `Dv` innermost: the
-/// other layout is transposed and back, which only longer sequences pay for.
+/// Tokens of a sequence from which chunks are faster, measured at `Dk = Dv = 128`. Chunks want `Dv`
+/// innermost: the other layout is transposed and back, which only longer sequences pay for.
 fn crossover(layout: StateLayout) -> usize {
     match layout {
         StateLayout::KeyValue => 6,
@@ -18,12 +18,13 @@ pub(super) fn form(asked: Form, layout: StateLayout, tokens: usize) -> Form {
     }
 }
 
-/// Tokens a sequence, on average, from which chunks are faster on an H200: lengths are not known when kernels are
-/// launched.
+/// Tokens a sequence, on average, from which chunks are faster on an H200: lengths are not known
+/// when kernels are launched.
 #[cfg(feature = "gpu")]
 const GPU_CROSSOVER: usize = 20;
 
-/// The form on a GPU for `sequences` sequences of `tokens` tokens in all. `chunks` says whether it can do chunks.
+/// The form on a GPU for `sequences` sequences of `tokens` tokens in all. `chunks` says whether it
+/// can do chunks.
 #[cfg(feature = "gpu")]
 pub(super) fn gpu_form(asked: Form, chunks: bool, tokens: usize, sequences: usize) -> Form {
     match asked {
@@ -34,9 +35,9 @@ pub(super) fn gpu_form(asked: Form, chunks: bool, tokens: usize, sequences: usiz
     }
 }
 
-/// Units of a GPU that share a column of the state, with planes of at least `plane` units: more where there are few
-/// columns, fewer where their loads keep the device busy anyhow and sums cost more; never so few that the columns do not
-/// fit into registers.
+/// Units of a GPU that share a column of the state, with planes of at least `plane` units: more
+/// where there are few columns, fewer where their loads keep the device busy anyhow and sums cost
+/// more; never so few that the columns do not fit into registers.
 #[cfg(feature = "gpu")]
 pub(super) fn gpu_lanes(key_dim: usize, columns: usize, plane: usize) -> usize {
     let lanes = if columns <= 1 << 14 { 16 } else { 4 };

@@ -22,8 +22,9 @@ pub(super) fn variant(m: usize, lanes: usize) -> Variant {
     }
 }
 
-/// Rows of x from which a weight in panels is multiplied in tiles of bf16, where the processor has a unit for them. Milliseconds
-/// of integers and of tiles, K = N = 4096, one thread of a processor with AMX, the best of nine runs with cold weights:
+/// Rows of x from which a weight in panels is multiplied in tiles of bf16, where the processor has
+/// a unit for them. Milliseconds of integers and of tiles, K = N = 4096, one thread of a processor
+/// with AMX, the best of nine runs with cold weights:
 ///
 /// | M | 16 | 24 | 32 | 40 |
 /// |---|---|---|---|---|
@@ -42,7 +43,8 @@ pub(super) fn in_tiles(isa: Isa, m: usize) -> bool {
     isa.has_tiles() && m >= TILES_FROM
 }
 
-/// Rows of x that one task of [`Variant::Outer`] takes: its block of packed x stays in the second-level cache.
+/// Rows of x that one task of [`Variant::Outer`] takes: its block of packed x stays in the
+/// second-level cache.
 pub(super) const MC: usize = 256;
 /// Weight rows that one task takes at most: with [`MC`], its sums stay in the second-level cache.
 const NC: usize = 240;
@@ -51,7 +53,8 @@ const STEP: usize = 24;
 /// Values of packed x that stay in the second-level cache.
 const CACHED: usize = 1 << 18;
 
-/// Values of a row that [`Variant::Outer`] goes through before it takes the next row, for `m` rows of x.
+/// Values of a row that [`Variant::Outer`] goes through before it takes the next row, for `m` rows
+/// of x.
 pub(super) fn stretch(m: usize) -> usize {
     (CACHED / m.max(1)).max(1)
 }

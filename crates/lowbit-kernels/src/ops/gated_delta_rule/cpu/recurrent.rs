@@ -1,8 +1,8 @@
 //! The recurrence token after token.
 //!
 //! Both `S^T k` and `S^T q` are read from the state before the step, in one pass over it:
-//! `y = scale * (decay S^T q + (k . q) delta)`. Columns of the state do not depend on each other, so a few of them
-//! take all tokens while they are in the nearest cache.
+//! `y = scale * (decay S^T q + (k . q) delta)`. Columns of the state do not depend on each other,
+//! so a few of them take all tokens while they are in the nearest cache.
 
 use super::{Problem, Token};
 use crate::ops::gated_delta_rule::StateLayout;

@@ -1,5 +1,6 @@
-//! Many rows of x: lanes run along M. x is packed so that the rows of a vector lie side by side; a panel of decoded
-//! weights gives one value to all lanes. Sums are kept transposed, tile by tile, until all of K has passed.
+//! Many rows of x: lanes run along M. x is packed so that the rows of a vector lie side by side; a
+//! panel of decoded weights gives one value to all lanes. Sums are kept transposed, tile by tile,
+//! until all of K has passed.
 
 use super::{
     policy,
@@ -11,8 +12,8 @@ use crate::{
 };
 use std::ops::Range;
 
-/// x, cut into panels of [`Packed::width`] rows (the last one may be a single vector wide): `[panel][k][row]`, zeros
-/// in the rows past the end.
+/// x, cut into panels of [`Packed::width`] rows (the last one may be a single vector wide):
+/// `[panel][k][row]`, zeros in the rows past the end.
 pub(super) struct Packed {
     values: Vec<f32>,
     m: usize,
@@ -100,7 +101,8 @@ impl Outer<'_, '_> {
         let padded_m = m.next_multiple_of(S::LANES);
         let mut panel = [[0.0; KC]; NR];
         let mut sums = vec![0.0; n.next_multiple_of(NR) * padded_m];
-        // Long stretches of a row at a time, as memory likes them, while x's part of them stays in the cache.
+        // Long stretches of a row at a time, as memory likes them, while x's part of them stays in
+        // the cache.
         let stretch = policy::stretch(padded_m).next_multiple_of(KC);
         for begin in (0..self.x.k).step_by(stretch) {
             let end = self.x.k.min(begin + stretch);

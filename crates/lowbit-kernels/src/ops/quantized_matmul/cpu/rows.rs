@@ -5,7 +5,8 @@ use lowbit_formats::{Codec, MAX_RUN, Parts};
 
 /// Values of a row that a panel holds: a whole number of runs of every format.
 pub(in crate::ops::quantized_matmul) const KC: usize = 512;
-/// Rows of x are padded to a multiple of this: whole vectors, and whole runs of [`lowbit_formats::Float`].
+/// Rows of x are padded to a multiple of this: whole vectors, and whole runs of
+/// [`lowbit_formats::Float`].
 pub(in crate::ops::quantized_matmul) const STEP: usize = 32;
 const _: () = assert!(KC.is_multiple_of(MAX_RUN) && KC.is_multiple_of(STEP));
 
@@ -14,11 +15,12 @@ pub(in crate::ops::quantized_matmul) type Panel = [[f32; KC]];
 
 /// The rows of a weight, whatever its format.
 pub(in crate::ops::quantized_matmul) trait Rows: Sync {
-    /// Decodes the values from `k` on (a multiple of [`KC`]) of the rows from `row` on. Past the end of a row the
-    /// panel is zero up to a multiple of [`STEP`] and untouched after that.
+    /// Decodes the values from `k` on (a multiple of [`KC`]) of the rows from `row` on. Past the
+    /// end of a row the panel is zero up to a multiple of [`STEP`] and untouched after that.
     fn decode(&self, isa: Isa, row: usize, k: usize, panel: &mut Panel);
 
-    /// `y[n] = sum over k of x[k] * weight[row + n, k]`; `x` is padded with zeros to a multiple of [`STEP`].
+    /// `y[n] = sum over k of x[k] * weight[row + n, k]`; `x` is padded with zeros to a multiple of
+    /// [`STEP`].
     fn dot(&self, isa: Isa, row: usize, x: &[f32], y: &mut [f32]);
 }
 
@@ -36,8 +38,8 @@ impl<C: Codec> WeightRows<'_, C> {
         self.parts[0].len() / (self.rows * self.k / C::RUN).max(1)
     }
 
-    /// Asks for a run's bytes in the first component, by far the largest: a line for every 64 values, since a count
-    /// known to the compiler costs less than the right one.
+    /// Asks for a run's bytes in the first component, by far the largest: a line for every 64
+    /// values, since a count known to the compiler costs less than the right one.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S, offset: usize) {
         for line in 0..(C::RUN / 64).max(1) {
@@ -73,7 +75,8 @@ impl<C: Codec> Kernel for Decode<'_, '_, C> {
         let (run_bytes, height) = (self.weight.run_bytes(), self.panel.len());
         for (i, out) in self.panel.iter_mut().enumerate() {
             let row = codec.row(parts, self.row + i, *k);
-            // Whole runs apart from a last short one: a length known to the compiler is what vectorises.
+            // Whole runs apart from a last short one: a length known to the compiler is what
+            // vectorises.
             let mut runs = out[..len].chunks_exact_mut(C::RUN);
             let mut index = self.first / C::RUN;
             // The panel after this one, most likely: further along the rows, or the rows below.
@@ -104,7 +107,8 @@ struct Dot<'a, 'w, C> {
     y: &'a mut [f32],
 }
 
-/// Bytes that the first component is fetched ahead of its use: processors' own prefetchers stop at pages.
+/// Bytes that the first component is fetched ahead of its use: processors' own prefetchers stop at
+/// pages.
 const AHEAD: usize = 2048;
 
 /// Sums that a dot product keeps apart, so that they do not wait for each other.

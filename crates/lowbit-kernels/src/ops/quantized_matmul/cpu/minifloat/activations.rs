@@ -6,8 +6,8 @@ use crate::buffer::Buffer;
 use crate::panels::{CHUNK, SPAN};
 use std::sync::Arc;
 
-/// x `[m, k]`, zeros added up to whole spans. Rows lie in tiles, as [`heights`] cuts them: `[tile][k][row of the tile]`. A value that is
-/// not finite is NaN.
+/// x `[m, k]`, zeros added up to whole spans. Rows lie in tiles, as [`heights`] cuts them:
+/// `[tile][k][row of the tile]`. A value that is not finite is NaN.
 pub(in super::super) struct Activations {
     values: Buffer,
     /// Values per row, with padding.
@@ -23,8 +23,9 @@ pub(super) struct Tile<'a> {
     pub values: &'a [f32],
 }
 
-/// A row whose greatest magnitude is about 2^110, so that products with 2^-120 of a code are normal numbers, and with scales from
-/// 2^-100 on, too. (Scales are below 2^100.) Values of x below 2^-107 of the greatest lose places.
+/// A row whose greatest magnitude is about 2^110, so that products with 2^-120 of a code are normal
+/// numbers, and with scales from 2^-100 on, too. (Scales are below 2^100.) Values of x below 2^-107
+/// of the greatest lose places.
 #[derive(Clone, Copy)]
 pub(super) struct Scaled<'a> {
     pub values: &'a [f32],
@@ -99,7 +100,8 @@ impl Activations {
         Some(Scaled { values: &bytemuck::cast_slice(self.values.bytes())[..self.k], scaling })
     }
 
-    /// The rows of one of [`heights`], its first one and how many there are: the chunk that starts with value `k`.
+    /// The rows of one of [`heights`], its first one and how many there are: the chunk that starts
+    /// with value `k`.
     #[inline(always)]
     pub(super) fn tile(&self, (row, height): (usize, usize), k: usize) -> Tile<'_> {
         let (values, len): (&[f32], _) = (bytemuck::cast_slice(self.values.bytes()), CHUNK.min(self.k - k));

@@ -1,4 +1,5 @@
-//! The product of a chunk of two panels and a few rows of x. Floor: a fused operation per vector of weight rows, value and row of x.
+//! The product of a chunk of two panels and a few rows of x. Floor: a fused operation per vector of
+//! weight rows, value and row of x.
 
 use super::activations::Tile;
 use super::{Sums, TWICE_UNIT};
@@ -9,7 +10,8 @@ use std::ops::Range;
 /// Vectors of weight rows in a tile.
 const VECTORS: usize = 2;
 
-/// Up to [`CHUNK`] values of each row of [`PANELS`] panels, decoded: `[panel][k][row]`, and how many there are.
+/// Up to [`CHUNK`] values of each row of [`PANELS`] panels, decoded: `[panel][k][row]`, and how
+/// many there are.
 #[repr(C, align(64))]
 pub(super) struct Values {
     values: [[[f32; ROWS]; CHUNK]; PANELS],
@@ -58,7 +60,8 @@ impl Values {
     #[inline(always)]
     fn tile<S: Simd, const M: usize>(&self, simd: S, panel: usize, x: Tile<'_>, sums: &mut [Sums]) {
         let sums = sums.first_chunk_mut::<M>().expect("sums for the tile's rows");
-        // The panel of each vector, and its first row there. A panel that is not there gives sums that nobody reads.
+        // The panel of each vector, and its first row there. A panel that is not there gives sums
+        // that nobody reads.
         let place = |v: usize| ((panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS);
         let places: [(usize, usize); VECTORS] = std::array::from_fn(place);
         let mut totals = [[simd.splat(0.0); VECTORS]; M];
