@@ -29,7 +29,7 @@ struct Terminal {
     child: Child,
     pty: File,
     shown: Arc<Mutex<String>>,
-    /// Of what was shown, what a test has waited for.
+    /// Bytes of the output that a test has waited for.
     seen: usize,
     /// The folder where the program keeps what is typed.
     _state: Option<TempDir>,

@@ -34,7 +34,7 @@ impl From<String> for Problem {
     }
 }
 
-/// Who is asked: scheme, host and port.
+/// The server that is asked: scheme, host and port.
 #[derive(Clone, Debug, PartialEq)]
 struct Origin(Scheme, String, u16);
 

@@ -15,7 +15,7 @@ pub(super) const OUTPUT: usize = 64 << 20;
 const DEPTH: usize = 2000;
 /// A value's nested lists and dictionaries.
 pub(super) const VALUE_DEPTH: u16 = 200;
-/// For what the steps say too little about: a machine that is busy, or slow.
+/// The most time, for machines on which steps say too little: busy or slow ones.
 const TIME: Duration = Duration::from_secs(4);
 
 /// Why a template is refused, or stopped.

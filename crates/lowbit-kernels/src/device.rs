@@ -229,7 +229,7 @@ impl Cpu {
     /// amount of work.
     ///
     /// # Panics
-    /// With what a call panicked with, after the others have ended.
+    /// With a call's own panic, after the others have ended.
     pub fn for_each<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync + Send) {
         self.for_each_of(usize::MAX, tasks, f);
     }
@@ -238,7 +238,7 @@ impl Cpu {
     /// that is little, they stay on the calling thread.
     ///
     /// # Panics
-    /// With what a call panicked with, after the others have ended.
+    /// With a call's own panic, after the others have ended.
     pub fn for_each_of<T: Send>(&self, work: usize, tasks: Vec<T>, f: impl Fn(T) + Sync + Send) {
         let work = work as u64;
         if tasks.len() <= 1 || !self.pool.shares(work) {

@@ -16,7 +16,7 @@
 //! | `cuda` | `Device::cuda`, `Device::cuda_on_stream` | a driver for CUDA 12 or newer; NVRTC and CUDA's headers, see `CudaOptions` |
 //! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
 //! | `metal` | `Device::metal` | Metal Shading Language 3.2 (run by clang on a CPU, not on a Mac yet) |
-//! | `gpu` | what the three share; not for use by itself | |
+//! | `gpu` | the code that the three share; not for use by itself | |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

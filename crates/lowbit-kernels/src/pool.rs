@@ -99,7 +99,7 @@ impl Pool {
     /// when all have ended. Together they take one thread about `work` nanoseconds.
     ///
     /// # Panics
-    /// With what a piece panicked with, after the others have ended.
+    /// With a piece's own panic, after the others have ended.
     pub fn run(&self, pieces: usize, work: u64, piece: &(dyn Fn(usize) + Sync)) {
         if pieces <= 1 || !self.shares(work) {
             return (0..pieces).for_each(piece);

@@ -1,5 +1,5 @@
-//! In which order GGUF has the rows and columns of heads that MLX has in another one: said once,
-//! for both ways.
+//! The order in which GGUF has the rows and columns of heads that MLX has in another one: said
+//! once, for both ways.
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/{llama,qwen}.py`.
 

@@ -95,7 +95,7 @@ impl<'a> Bind<'a> for u32 {
 /// Arguments in a kernel's order.
 #[derive(Default)]
 pub(crate) struct Bound<'a> {
-    /// With whether the kernel writes it.
+    /// Each with true if the kernel writes it.
     buffers: Vec<(Buffer<'a>, bool)>,
     scalars: Vec<u32>,
     early: usize,

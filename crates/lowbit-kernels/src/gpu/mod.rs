@@ -4,18 +4,18 @@
 //! | file | holds |
 //! |---|---|
 //! | `compile.rs` | a kernel to CUDA C++, SPIR-V or MSL, without a device; the disk cache |
-//! | `caps.rs` | what of a device decides which kernels it runs |
+//! | `caps.rs` | the features of a device that decide which kernels it runs |
 //! | `launch.rs` | typed launches: a kernel's arguments by name |
-//! | `encoder.rs` | what ops see: memory, launches, captured passes |
-//! | `dry_run.rs` | which kernels work needs, to compile them before it |
+//! | `encoder.rs` | the interface to ops: memory, launches, captured passes |
+//! | `dry_run.rs` | the kernels that work needs, to compile them before it |
 //! | `cuda/` | CUDA: the driver, the compiler and dense products through cudarc, loaded when first used; PTX |
 //! | `vulkan/` | Vulkan through ash, loaded when first used |
 //! | `wgpu.rs` | Metal through cubecl-wgpu |
 //! | `recording.rs` | the memory of passes that Vulkan and Metal capture |
 //! | `msl/` | for tests: Metal's kernels on this machine's processor |
-//! | `layout.rs`, `components.rs`, `decode.rs`, `loaded.rs` | how weights lie on a GPU, and how kernels take, load and decode them |
-//! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
-//! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
+//! | `layout.rs`, `components.rs`, `decode.rs`, `loaded.rs` | the layout of weights on a GPU, and their loading and decoding by kernels |
+//! | `float.rs`, `key.rs`, `math.rs` | reading, writing and ordering floats; functions of them |
+//! | `rows.rs`, `sequences.rs` | the rows that cubes take; the places of the tokens of several sequences |
 //! | `copy.rs` | copies and casts |
 
 #[cfg(feature = "gpu")]

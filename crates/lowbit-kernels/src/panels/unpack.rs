@@ -152,7 +152,7 @@ impl<'a> Unpack<'a> {
         self.unpack_codes(simd, panel, count, k, chunk);
     }
 
-    /// Of what [`unpack`](Self::unpack) does the codes alone.
+    /// The part of [`unpack`](Self::unpack) that unpacks the codes.
     #[inline(always)]
     pub fn unpack_codes<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
         let (spans, codes) = (self.spans(k), &mut chunk.codes[..count]);

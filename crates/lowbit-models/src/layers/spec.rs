@@ -21,7 +21,7 @@ pub struct DecoderSpec {
 pub struct Multipliers {
     /// Of the embedding.
     pub embedding: f32,
-    /// Of what a mixer and a feed-forward part add to the residual stream.
+    /// Of the terms that a mixer and a feed-forward part add to the residual stream.
     pub residual: f32,
     /// Of logits.
     pub logits: f32,

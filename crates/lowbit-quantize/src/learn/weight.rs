@@ -85,7 +85,7 @@ impl LearnedWeight {
         scaled && matches!(scheme.codes, Codes::Integer { .. })
     }
 
-    /// Of what is to be learned of `weight`, whose values before it was rounded are `original`.
+    /// The part of `weight` that is learned; its values before it was rounded are `original`.
     ///
     /// # Errors
     /// As [`QuantizedTensor::new`], and `original`'s.

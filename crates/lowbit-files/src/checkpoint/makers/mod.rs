@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::{Contents, FileError, Stored, TensorView, Tensors};
 
-/// Who quantised a checkpoint whose tensors are not MLX's.
+/// The tool that quantised a checkpoint whose tensors are not MLX's.
 #[derive(Debug)]
 pub(super) struct Maker {
     /// As people know it.

@@ -8,7 +8,7 @@
 //! | `memory.rs` | blocks of the device's memory, and the host's |
 //! | `pipelines.rs` | kernels: compiled, and kept on the disk |
 //! | `commands.rs` | launches and copies with the barriers between them |
-//! | `queue.rs` | what is recorded, submitted and waited for |
+//! | `queue.rs` | recording, submitting and waiting |
 #![allow(unsafe_code)] // Vulkan's calls.
 
 mod commands;

@@ -49,7 +49,7 @@ pub(super) struct Pipelines {
 const LOG: &str = "lowbit::vulkan";
 
 impl Pipelines {
-    /// With what is compiled kept in the folder `cache`.
+    /// With compiled pipelines kept in the folder `cache`.
     pub fn new(context: &Arc<Context>, cache: Option<&Path>) -> Result<Self, KernelError> {
         let ranges = [vk::PushConstantRange::default()
             .stage_flags(vk::ShaderStageFlags::COMPUTE)

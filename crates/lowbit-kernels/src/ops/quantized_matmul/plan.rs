@@ -46,8 +46,8 @@ pub(crate) enum Kernel {
 /// A kernel of the list.
 struct Candidate {
     name: &'static str,
-    /// From which size on it is the fastest, as far as its `fit` does not say it, and what was
-    /// measured.
+    /// The size from which on it is the fastest, as far as its `fit` does not say it, and the
+    /// measurements.
     reason: &'static str,
     /// True if it is for [few rows](few_rows) of x alone.
     few_rows: bool,

@@ -3,11 +3,11 @@
 //! | file | holds |
 //! |---|---|
 //! | `step/` | a few query rows: steps after long and short texts |
-//! | `config.rs` | what the tile kernel is compiled for |
+//! | `config.rs` | the compile-time configuration of the tile kernel |
 //! | `tile.rs` | query rows through tiles of keys, and how those get into shared memory |
 //! | `sums.rs` | its online softmax and the sums that a plane keeps in registers |
 //! | `wgmma/` | many query rows on Hopper |
-//! | `rows.rs` | what they share: which keys rows see, values that are not finite, how rows are stored |
+//! | `rows.rs` | shared code: the keys that rows see, values that are not finite, storing rows |
 
 #![allow(unsafe_code)] // Launches.
 

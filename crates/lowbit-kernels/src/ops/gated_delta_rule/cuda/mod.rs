@@ -2,10 +2,10 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config.rs` | what both kernels share |
+//! | `config.rs` | the configuration of both kernels |
 //! | `prepare.rs` | the first kernel: what does not depend on the state, for all chunks at once |
 //! | `pass.rs` | the second kernel: each sequence's chunks in their order, with the state in registers |
-//! | `pass/layout.rs`, `pass/load.rs` | what lies where in its shared memory, and how it gets there |
+//! | `pass/layout.rs`, `pass/load.rs` | the layout of its shared memory, and the copies into it |
 //!
 //! With `D` and `g` as `cpu/chunked.rs` has them, let `L[i][j] = beta[i] D[i][j] (k[i] . k[j])` for
 //! `j < i`. Then

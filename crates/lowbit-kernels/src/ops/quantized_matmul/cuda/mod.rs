@@ -8,8 +8,8 @@
 //! | `wgmma/` | many rows of x, on Hopper: weights rounded to x's type; experts with many pairs |
 //! | `mma_tile/` | the same before and after Hopper |
 //! | `vendor_blas.rs` | very many rows: the weight decoded to memory, then cuBLASLt |
-//! | `numbers.rs`, `staging.rs` | what the exact ones share: codes as numbers of x's type; x in shared memory |
-//! | `tiles/` | what the rounding ones share: weights in registers, x packed, pairs sorted by expert |
+//! | `numbers.rs`, `staging.rs` | shared by the exact ones: codes as numbers of x's type; x in shared memory |
+//! | `tiles/` | shared by the rounding ones: weights in registers, x packed, pairs sorted by expert |
 
 pub(super) mod mma_rows;
 pub(super) mod mma_tile;

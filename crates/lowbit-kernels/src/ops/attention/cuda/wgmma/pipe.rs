@@ -55,7 +55,7 @@ pub(super) struct Pipe {
     base: u32,
 }
 
-/// Of which operand a tile is.
+/// The operand that a tile is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Of {
     Keys,

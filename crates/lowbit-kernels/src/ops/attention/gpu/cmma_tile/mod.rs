@@ -4,8 +4,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config.rs` | what the kernel is compiled for, and all tiles |
-//! | `stage.rs` | how q, keys and values come to the matrices |
+//! | `config.rs` | the compile-time configuration of the kernel, and all tiles |
+//! | `stage.rs` | q, keys and values on their way to the matrices |
 //! | `sums.rs` | the online softmax and the sums of weighted values |
 
 #![allow(unsafe_code)] // Launches.

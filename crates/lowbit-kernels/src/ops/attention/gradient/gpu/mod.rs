@@ -2,7 +2,7 @@
 //!
 //! | kernel | computes, for each key head | reads and writes |
 //! |---|---|---|
-//! | `spans` | which keys each span of query rows sees | positions |
+//! | `spans` | the keys that each span of query rows sees | positions |
 //! | `scores`, twice | `q k^T`, and `dy v^T` | writes two numbers per pair |
 //! | `softmax` | of these p, and `scale ds` | reads two numbers per pair, one of them three times, and writes two |
 //! | `queries` | `dq = ds k` | reads one per pair for every 32 columns |

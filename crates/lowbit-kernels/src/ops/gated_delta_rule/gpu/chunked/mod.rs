@@ -6,7 +6,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config.rs` | what both kernels are compiled for, and how a device cuts chunks |
+//! | `config.rs` | the compile-time configuration of both kernels, and the cut of chunks |
 //! | `prepare.rs` | the first kernel: `T`, `P` and the gates of all chunks at once |
 //! | `pass.rs` | the second kernel: each sequence's chunks in their order, with the state on the chip |
 //! | `multiply.rs`, `stage.rs` | products of matrices in shared memory, and how their operands come there |
