@@ -19,7 +19,7 @@ use std::rc::Rc;
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a Target,
-    /// Whose checkpoint it is.
+    /// The architecture of the checkpoint.
     architecture: Option<&'static Architecture>,
     /// True if its tensors have the names of [`Architecture::aliases`].
     aliased: bool,

@@ -169,7 +169,7 @@ impl Checkpoint {
         }
     }
 
-    /// Who quantised it, if its tensors were not MLX's.
+    /// The tool that quantised it, if its tensors were not MLX's.
     fn maker(&self) -> Option<&makers::Maker> {
         match &self.description {
             Description::Directory { maker, .. } => maker.as_ref(),

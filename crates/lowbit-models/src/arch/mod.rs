@@ -193,7 +193,7 @@ fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
 /// the checkpoint's layout and the norm's name.
 #[derive(Clone, Copy, Debug)]
 pub struct OffsetNorms {
-    /// Whose checkpoints store them so.
+    /// The layouts of checkpoints that store them so.
     pub layouts: &'static [Layout],
     /// The ends of their modules' full names, in Hugging Face's spelling.
     pub names: &'static [&'static str],
@@ -418,7 +418,7 @@ pub(crate) fn text_model<'a>(weights: &Weights<'a>) -> Weights<'a> {
 pub enum Extra {
     /// Of the layers that predict further tokens.
     Prediction,
-    /// Of what sees images.
+    /// Of the vision tower.
     Vision,
     /// A constant that the peers compute themselves.
     Constant,

@@ -278,7 +278,7 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
 enum Planned {
     /// Not a weight.
     Integers(TensorView),
-    /// With what is copied, if it keeps its type.
+    /// With the stored tensor, which is copied if it keeps its type.
     Values(Tensor, Option<TensorView>),
 }
 

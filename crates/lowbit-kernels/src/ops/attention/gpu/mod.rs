@@ -6,7 +6,7 @@
 //! | `cmma_tile/` | the kernel for many query rows of 16-bit floats on cooperative matrices |
 //! | `../cuda/` | the kernel for 16-bit floats on NVIDIA's tensor cores |
 //! | `combine.rs` | the kernel that makes one result of a row whose keys several cubes shared |
-//! | `operands.rs` | what the kernels over keys have in common |
+//! | `operands.rs` | the operands that the kernels over keys have in common |
 
 mod cmma_tile;
 mod combine;

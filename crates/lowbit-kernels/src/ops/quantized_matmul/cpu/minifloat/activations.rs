@@ -32,7 +32,7 @@ pub(super) struct Scaled<'a> {
     pub scaling: Scaling,
 }
 
-/// By what a row is multiplied.
+/// The factor of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Scaling {
     /// The power of two, from -18 to 237.
