@@ -12,7 +12,7 @@ use lowbit_files::shown;
 /// The most bytes of a stored token.
 const TOKEN: u64 = 4096;
 
-/// The settings by which models are found by name.
+/// Settings for finding models by name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HubSettings {

@@ -49,7 +49,7 @@ impl From<Mix> for OutputFormat {
     }
 }
 
-/// The settings by which a checkpoint, of any layout, becomes a quantised one.
+/// The settings for quantising a checkpoint of any layout.
 ///
 /// ```no_run
 /// use lowbit_files::Checkpoint;

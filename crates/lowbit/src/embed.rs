@@ -11,8 +11,8 @@ use crate::Error;
 pub struct EmbedOptions {
     /// The text before each input.
     pub prompt: Prompt,
-    /// The way in which the states of a text's tokens become one vector; `None` leaves it to the
-    /// checkpoint.
+    /// The pooling, which makes one vector of the states of a text's tokens; `None` leaves it to
+    /// the checkpoint.
     pub pooling: Option<Pooling>,
     /// True if embeddings are divided by their length; `None` leaves it to the checkpoint.
     pub normalize: Option<bool>,

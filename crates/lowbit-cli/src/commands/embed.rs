@@ -20,7 +20,7 @@ pub struct Arguments {
     /// Put this text before each text, in place of a prompt of the checkpoint's; "" for nothing.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_name", help_heading = "Embedding")]
     prefix: Option<String>,
-    /// The way in which the states of a text's tokens become one vector
+    /// The pooling, which makes one vector of the states of a text's tokens
     /// [default: as the checkpoint says].
     #[arg(long, value_enum, ignore_case = true, help_heading = "Embedding")]
     pooling: Option<PoolingName>,

@@ -1,5 +1,5 @@
-//! The settings by which a checkpoint's texts become embeddings: the files that
-//! sentence-transformers writes beside a model, and llama.cpp's `pooling_type`.
+//! A checkpoint's settings for embeddings of texts: the files that sentence-transformers writes
+//! beside a model, and llama.cpp's `pooling_type`.
 //!
 //! Source: sentence-transformers 6.2, `BaseModel._load_modules`, `Transformer`, `Pooling` and
 //! `Normalize`; llama.cpp (llama-cpp-python 0.3.36) `llama_pooling_type` and
@@ -13,7 +13,7 @@ use super::{Checkpoint, mismatch, read_json};
 use crate::names::CONFIG;
 use crate::{Companion, FileError, shown};
 
-/// The way in which the states of a text's tokens become one vector.
+/// The pooling, which makes one vector of the states of a text's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their mean.

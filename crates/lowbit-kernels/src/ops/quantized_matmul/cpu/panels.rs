@@ -58,7 +58,7 @@ pub(super) struct Piece<'a, 'y, X> {
     pub y: &'a mut [&'y mut [f32]],
 }
 
-/// The use of the sums of panels that are multiplied side by side.
+/// The step that follows the sums of panels that are multiplied side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epilogue {
     /// Results.

@@ -46,8 +46,8 @@ impl Sizes {
     }
 }
 
-/// The number of times [`CUBES`] that the tiles of `n_tile` rows among `n` take: a compile-time
-/// constant of kernels for every device.
+/// The multiple of [`CUBES`], rounded up, that the tiles of `n_tile` rows among `n` take: a
+/// compile-time constant of kernels for every device.
 pub(in super::super) fn folds(n: usize, n_tile: usize) -> usize {
     n.div_ceil(n_tile).div_ceil(CUBES).max(1)
 }

@@ -34,8 +34,8 @@ pub(crate) struct MatVec {
     pub units: usize,
     /// Units that run in step, or 0 where that differs from launch to launch.
     pub plane: usize,
-    /// The number of times that the rows of the weight take as many cubes as a device launches
-    /// along a dimension.
+    /// The rows of the weight take this many times as many cubes as a device launches along a
+    /// dimension.
     pub folds: usize,
 }
 

@@ -194,7 +194,7 @@ impl MmaVec {
         self.made.map_or(0, |(_, vectors)| vectors)
     }
 
-    /// The configuration of the making of x by a cube.
+    /// The configuration with which a cube makes x.
     pub fn x_config(self) -> XConfig {
         let source = self.made.map(|(by, _)| Source::Glu(by));
         XConfig::new(source, self.x_type, VECTOR * self.made_vectors(), 32 * self.planes)

@@ -18,7 +18,7 @@ pub(in super::super) const PLANES: usize = 16;
 /// The meeting point of these planes: 0 is for all units.
 pub(in super::super) const MEETING: u32 = 1;
 
-/// The configuration of the making of x by a cube.
+/// The configuration with which a cube makes x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct XConfig {
     pub source: Option<Source>,

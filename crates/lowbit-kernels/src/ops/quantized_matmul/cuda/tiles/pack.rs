@@ -64,7 +64,7 @@ fn quantized_matmul_pack(
                 from = tile / sizes.m_tiles * m + of_batch;
             }
         }
-        // The remains of other rows there are multiplied, and not stored.
+        // Stale values of other rows there are multiplied, and not stored.
         if from != u32::MAX {
             let to = (tile * blocks + block) * rows * 64u32 + row / 8u32 * 64u32 + row % 8u32 * 4u32;
             pack_run(x, (from * blocks + block) * 4u32 + i % 4u32, y, to + i % 4u32, rows, apart);
