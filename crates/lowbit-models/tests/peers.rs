@@ -184,7 +184,7 @@ fn the_demo_model_agrees_with_transformers() {
 }
 
 /// Rounding activations to 8 bits, and keys and values to f16, costs little of what the model says.
-/// What 8 bits per group come to: a value is off by up to 1/254 of its group's greatest, some 1 %
+/// The error of 8 bits per group: a value is off by up to 1/254 of its group's greatest, some 1 %
 /// of a typical one, and a layer adds the errors of many as noise: 1.6 % of the logits and a KL of
 /// 0.0004 here. A fault in one tile, format or scale moves them by far more.
 #[test]

@@ -14,7 +14,7 @@ pub struct Client {
     pub model: String,
 }
 
-/// What a request asks for.
+/// The content of a request.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub prompt: String,
@@ -34,7 +34,7 @@ pub enum End {
     Failed(String),
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub end: End,
