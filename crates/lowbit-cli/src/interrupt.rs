@@ -10,9 +10,9 @@
 //! | serving | takes no more requests, and ends the program when the running ones have ended; a second one ends it at once |
 //! | learning | stops it after the step that it is in, so that its state is saved; a second one ends the program at once |
 //!
-//! While serving, SIGTERM and SIGHUP do what Ctrl-C does. Else SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was
-//! found; while a checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is
-//! an error, not a signal.
+//! While serving, SIGTERM and SIGHUP do what Ctrl-C does. Else SIGTERM and SIGHUP end the program
+//! as they do without a handler, but with the terminal as it was found; while a checkpoint is saved
+//! they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
 
 use crate::{Failure, out};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};

@@ -1,6 +1,6 @@
 //! Answers many requests on one model: continuous batching, a prefix cache, and one byte budget for
-//! all caches. It knows token ids alone: text, templates and HTTP are the caller's, and nothing here
-//! is async.
+//! all caches. It knows token ids alone: text, templates and HTTP are the caller's, and nothing
+//! here is async.
 //!
 //! An [`Engine`] owns a [`Model`](lowbit_models::Model) and one thread. [`Backend::submit`] takes a
 //! [`Request`] and a [`Sink`], which is called on that thread with every [`Event`]; dropping the
@@ -8,8 +8,8 @@
 //!
 //! # Features
 //!
-//! `cuda`, `vulkan` and `metal` bring the devices of these names, as in `lowbit-models`; the default
-//! build runs on the CPU.
+//! `cuda`, `vulkan` and `metal` bring the devices of these names, as in `lowbit-models`; the
+//! default build runs on the CPU.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

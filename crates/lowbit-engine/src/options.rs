@@ -22,8 +22,8 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// The time that raises a waiting request's priority by one.
     pub ageing: Duration,
-    /// Tokens of a reply for which a request has room when it starts. More room is made as the reply
-    /// grows; where the budget is short then, the youngest request gives its caches back.
+    /// Tokens of a reply for which a request has room when it starts. More room is made as the
+    /// reply grows; where the budget is short then, the youngest request gives its caches back.
     pub reply_room: usize,
 }
 
@@ -31,8 +31,8 @@ pub struct EngineOptions {
 const CACHE_BYTES: usize = 4 << 30;
 
 impl EngineOptions {
-    /// The defaults on `device`: 25 ms between tokens and passes of 4096 prompt tokens on a GPU, 250
-    /// ms and 512 on a CPU; 64 requests that run, 256 that wait; 4 GiB of caches.
+    /// The defaults on `device`: 25 ms between tokens and passes of 4096 prompt tokens on a GPU,
+    /// 250 ms and 512 on a CPU; 64 requests that run, 256 that wait; 4 GiB of caches.
     pub fn new(device: &Device) -> Self {
         let (inter_token, prefill_chunk) = match device {
             Device::Cpu(_) => (250, 512),

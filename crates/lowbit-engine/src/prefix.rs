@@ -44,8 +44,8 @@ impl Default for PrefixTree {
 }
 
 impl PrefixTree {
-    /// Looks up the first `limit` ids of `ids`. With `marks`, a cache can be entered at marks alone.
-    /// Of several holders the newest is returned.
+    /// Looks up the first `limit` ids of `ids`. With `marks`, a cache can be entered at marks
+    /// alone. Of several holders the newest is returned.
     pub(crate) fn find(&self, ids: &[u32], limit: usize, marks: bool) -> Found {
         let (mut node, mut found) = (0, Found::default());
         for (index, block) in ids.chunks_exact(BLOCK).enumerate() {
@@ -65,7 +65,8 @@ impl PrefixTree {
         self.paths.get(&holder).map_or(0, |path| path.len() * BLOCK)
     }
 
-    /// `holder` now has the keys and values of all whole blocks of `ids`, which continue what it had.
+    /// `holder` now has the keys and values of all whole blocks of `ids`, which continue what it
+    /// had.
     pub(crate) fn extend(&mut self, holder: HolderId, ids: &[u32]) {
         let mut path = self.paths.remove(&holder).unwrap_or_default();
         for block in ids.chunks_exact(BLOCK).skip(path.len()) {

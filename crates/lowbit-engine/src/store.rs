@@ -16,8 +16,9 @@ pub(crate) struct Held<R: Runner> {
 }
 
 impl<R: Runner> Held<R> {
-    /// Bytes of the cache and its marks. Nothing is counted twice: a fork has memory of its own, and
-    /// a mark's states are those of the running cache only until its next pass, which copies them.
+    /// Bytes of the cache and its marks. Nothing is counted twice: a fork has memory of its own,
+    /// and a mark's states are those of the running cache only until its next pass, which copies
+    /// them.
     pub(crate) fn bytes(&self, sizes: &Sizes) -> usize {
         sizes.bytes(self.capacity) + self.marks.len() * sizes.states
     }
@@ -43,8 +44,8 @@ struct Kept<R: Runner> {
     used: Duration,
 }
 
-/// The tree over all texts with caches, and the caches that no request runs on. Pages with tables of
-/// their own (several texts on one copy of a prefix) would replace this module and
+/// The tree over all texts with caches, and the caches that no request runs on. Pages with tables
+/// of their own (several texts on one copy of a prefix) would replace this module and
 /// [`Runner::fork`] alone.
 pub(crate) struct Store<R: Runner> {
     sizes: Sizes,
@@ -111,8 +112,8 @@ impl<R: Runner> Store<R> {
         Some(held)
     }
 
-    /// Drops the cache that is worth least: the fewest tokens to compute again per byte, by the time
-    /// since it was used. False if there is none beside `but`.
+    /// Drops the cache that is worth least: the fewest tokens to compute again per byte, by the
+    /// time since it was used. False if there is none beside `but`.
     pub(crate) fn evict(&mut self, but: Option<HolderId>, now: Duration) -> bool {
         let worth = |(&id, kept): (&HolderId, &Kept<R>)| {
             let gain = self.tree.gain(id, self.has_states()) as f64;
@@ -133,9 +134,9 @@ impl<R: Runner> Store<R> {
         *self = Self { next: self.next, ..Self::new(self.sizes) };
     }
 
-    /// The places of a prompt at which the states are worth keeping, in order: its last multiples of
-    /// a block, what the request names, every `backbone` tokens, and where it leaves the texts that
-    /// are cached, if no such place is near.
+    /// The places of a prompt at which the states are worth keeping, in order: its last multiples
+    /// of a block, what the request names, every `backbone` tokens, and where it leaves the texts
+    /// that are cached, if no such place is near.
     pub(crate) fn places(&self, prompt: &[u32], named: &[usize], found: Found) -> Vec<usize> {
         /// A cached place so near before the branch serves it, too.
         const NEAR: usize = 1024;

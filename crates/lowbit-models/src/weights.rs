@@ -452,7 +452,8 @@ impl<'a> Weights<'a> {
         Ok(self.named(name, biases.map_err(|error| self.weight_error(&self.name(name.0, name.1), error))?))
     }
 
-    /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to f32.
+    /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to
+    /// f32.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`].

@@ -106,8 +106,8 @@ impl<'a> Computed<'a> {
         Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)
     }
 
-    /// The rotary embedding that llama.cpp computes from a GGUF file of this model, where it is known to differ:
-    /// [`Conversion::rounds_yarn`](arch::Conversion::rounds_yarn).
+    /// The rotary embedding that llama.cpp computes from a GGUF file of this model, where it is
+    /// known to differ: [`Conversion::rounds_yarn`](arch::Conversion::rounds_yarn).
     ///
     /// # Errors
     /// As [`rope_params`].

@@ -1,4 +1,5 @@
-//! gpt-oss between layouts: windows in some layers, YaRN that llama.cpp rounds, experts in MXFP4 as they were published.
+//! gpt-oss between layouts: windows in some layers, YaRN that llama.cpp rounds, experts in MXFP4 as
+//! they were published.
 
 mod support;
 

@@ -98,8 +98,8 @@ impl App {
         format!("{start}{:016x}{:08x}", self.random(), self.random() as u32)
     }
 
-    /// Runs work that keeps a core busy, away from the threads that serve connections. A panic of it
-    /// is one of its handler.
+    /// Runs work that keeps a core busy, away from the threads that serve connections. A panic of
+    /// it is one of its handler.
     ///
     /// # Errors
     /// Those of `work`.
@@ -141,8 +141,8 @@ pub(crate) fn rfc3339() -> String {
     at(now())
 }
 
-/// The time so many seconds after the start of 1970, in the proleptic Gregorian calendar. The years are counted from
-/// March of year 0 on, so that a leap day is the last of its year.
+/// The time so many seconds after the start of 1970, in the proleptic Gregorian calendar. The years
+/// are counted from March of year 0 on, so that a leap day is the last of its year.
 fn at(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);

@@ -17,8 +17,8 @@ pub(crate) struct Read {
 /// Reads a body whole.
 ///
 /// # Errors
-/// 413 for one that is too long, 408 for one that does not arrive, 503 when the bodies of all requests take too much
-/// memory.
+/// 413 for one that is too long, 408 for one that does not arrive, 503 when the bodies of all
+/// requests take too much memory.
 pub(crate) async fn read(app: &App, body: Body) -> Result<Read, ApiError> {
     let limits = &app.options.limits;
     let mut chunks = body.into_data_stream();

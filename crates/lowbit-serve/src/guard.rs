@@ -1,4 +1,5 @@
-//! What stands around all handlers: who may call, errors in the form of each API, panics, and the log.
+//! What stands around all handlers: who may call, errors in the form of each API, panics, and the
+//! log.
 
 use crate::app::{App, Record};
 use crate::error::{ApiError, Dialect};

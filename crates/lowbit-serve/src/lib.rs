@@ -1,12 +1,15 @@
-//! Serves a model over HTTP: OpenAI's chat completions, completions and responses, Anthropic's messages, Ollama's chats, health, figures and tokens.
-//! The program's command for it is `lowbit serve`.
+//! Serves a model over HTTP: OpenAI's chat completions, completions and responses, Anthropic's
+//! messages, Ollama's chats, health, figures and tokens. The program's command for it is
+//! `lowbit serve`.
 //!
-//! A [`Server`] takes an address; [`Server::run`] answers requests for a [`Served`] model by anything that is a
-//! [`Backend`](lowbit_engine::Backend), which is usually an [`Engine`](lowbit_engine::Engine). Text stays here: templates
-//! are rendered, texts tokenised and replies taken apart on worker threads, and the engine sees ids alone.
+//! A [`Server`] takes an address; [`Server::run`] answers requests for a [`Served`] model by
+//! anything that is a [`Backend`](lowbit_engine::Backend), which is usually an
+//! [`Engine`](lowbit_engine::Engine). Text stays here: templates are rendered, texts tokenised and
+//! replies taken apart on worker threads, and the engine sees ids alone.
 //!
-//! It is meant to face clients that are not trusted: bodies, headers, connections and waiting times have limits
-//! ([`Limits`]), an address that other machines reach asks for a key, and other sites' pages are kept out.
+//! It is meant to face clients that are not trusted: bodies, headers, connections and waiting times
+//! have limits ([`Limits`]), an address that other machines reach asks for a key, and other sites'
+//! pages are kept out.
 
 mod anthropic;
 mod app;

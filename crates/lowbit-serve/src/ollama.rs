@@ -154,7 +154,8 @@ fn conversation(app: &App, fields: &mut Fields, warnings: &mut Warnings) -> Resu
     Ok(conversation)
 }
 
-/// The prompt of `/api/generate`: a user's message, or with `raw`, or without a template, a plain text.
+/// The prompt of `/api/generate`: a user's message, or with `raw`, or without a template, a plain
+/// text.
 fn text(app: &App, fields: &mut Fields, warnings: &mut Warnings) -> Result<Prompt, ApiError> {
     let served = &app.served;
     let prompt: String = fields.take("prompt")?.unwrap_or_default();

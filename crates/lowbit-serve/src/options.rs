@@ -48,8 +48,8 @@ impl ServeOptions {
     /// The address to listen on.
     ///
     /// # Errors
-    /// [`ServeError::Host`] when the host has none, [`ServeError::Exposed`] when other machines reach it and
-    /// nothing keeps strangers out.
+    /// [`ServeError::Host`] when the host has none, [`ServeError::Exposed`] when other machines
+    /// reach it and nothing keeps strangers out.
     pub fn address(&self) -> Result<SocketAddr, ServeError> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
         let wrong = |problem: String| ServeError::Host { host: self.host.clone(), problem };
@@ -61,8 +61,9 @@ impl ServeOptions {
         Ok(address)
     }
 
-    /// True if a request may have this `Host`. A page that another site's name resolves to this machine for (DNS
-    /// rebinding) has that name there; where keys are asked for, it has none of them.
+    /// True if a request may have this `Host`. A page that another site's name resolves to this
+    /// machine for (DNS rebinding) has that name there; where keys are asked for, it has none of
+    /// them.
     pub(crate) fn knows_host(&self, host: &str) -> bool {
         let name = without_port(host);
         let is_address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
@@ -149,8 +150,8 @@ impl Keys {
         Self(keys.into_iter().filter(|key| !key.is_empty()).map(Arc::from).collect())
     }
 
-    /// The keys of a file's text: one per line, without the white space around it; empty lines and those that begin
-    /// with # are left out.
+    /// The keys of a file's text: one per line, without the white space around it; empty lines and
+    /// those that begin with # are left out.
     pub fn parse(text: &str) -> Self {
         let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
         Self::new(lines.map(String::from))

@@ -77,8 +77,8 @@ impl Conversation {
         Ok(template)
     }
 
-    /// The ends of the system's message with the tools, and of all before the last user's message: the ids that the
-    /// whole conversation and one that ends there have in common.
+    /// The ends of the system's message with the tools, and of all before the last user's message:
+    /// the ids that the whole conversation and one that ends there have in common.
     fn checkpoints(&self, served: &Served, template: &ChatTemplate, text: &str, ids: &[u32]) -> Vec<usize> {
         let system = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
         let user = self.messages.iter().rposition(|message| message.role == "user").unwrap_or(0);
@@ -92,8 +92,8 @@ impl Conversation {
     }
 }
 
-/// The number of first ids that a text has in common with the conversation `messages`. A template may refuse a
-/// conversation that ends there.
+/// The number of first ids that a text has in common with the conversation `messages`. A template
+/// may refuse a conversation that ends there.
 fn common(
     served: &Served,
     template: &ChatTemplate,
@@ -148,7 +148,8 @@ pub(crate) fn check_tools(tools: &[Value]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The variables `chat_template_kwargs` of a request, which may not be what comes from its other fields.
+/// The variables `chat_template_kwargs` of a request, which may not be what comes from its other
+/// fields.
 ///
 /// # Errors
 /// 400.
@@ -162,8 +163,9 @@ pub(crate) fn check_variables(variables: &Map<String, Value>) -> Result<(), ApiE
     }
 }
 
-/// Sets how much the model is to reason, in the variable that its template has for it: `reasoning_effort`, or
-/// `enable_thinking`, which is off for `none` alone. False if it has neither.
+/// Sets how much the model is to reason, in the variable that its template has for it:
+/// `reasoning_effort`, or `enable_thinking`, which is off for `none` alone. False if it has
+/// neither.
 pub(crate) fn set_effort(served: &Served, variables: &mut Map<String, Value>, effort: &str) -> bool {
     let mentions = |name| served.template.as_ref().is_some_and(|template| template.mentions(name));
     let (name, value) = match effort {

@@ -1,5 +1,5 @@
-//! Requests in the engine, and their replies on the way back: the one path from tokens to parts that
-//! all APIs share, streamed or not.
+//! Requests in the engine, and their replies on the way back: the one path from tokens to parts
+//! that all APIs share, streamed or not.
 
 use crate::app::{App, Record, shown};
 use crate::error::ApiError;

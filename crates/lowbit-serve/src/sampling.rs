@@ -8,7 +8,8 @@ use axum::http::StatusCode;
 use lowbit::{GenerationOptions, SampleParams};
 use serde_json::{Map, Value};
 
-/// The sampling that a request asks for over the publisher's; `seed` is for one that names none, as a random one.
+/// The sampling that a request asks for over the publisher's; `seed` is for one that names none, as
+/// a random one.
 ///
 /// # Errors
 /// 400 for what makes no sense.

@@ -23,7 +23,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time that connections get to close after the last reply.
 const CLOSE: Duration = Duration::from_secs(1);
 
-/// An address that is taken. It serves nothing before [`Self::run`]: a model can be loaded in between, and clients wait.
+/// An address that is taken. It serves nothing before [`Self::run`]: a model can be loaded in
+/// between, and clients wait.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
@@ -35,8 +36,8 @@ impl Server {
     /// Takes the address.
     ///
     /// # Errors
-    /// [`ServeError::Host`] and [`ServeError::Exposed`] as [`ServeOptions::address`] has them, [`ServeError::Listen`] for
-    /// one that another program has.
+    /// [`ServeError::Host`] and [`ServeError::Exposed`] as [`ServeOptions::address`] has them,
+    /// [`ServeError::Listen`] for one that another program has.
     pub fn bind(options: ServeOptions) -> Result<Self, ServeError> {
         let address = options.address()?;
         let failed = |error| ServeError::Listen { address, error };
@@ -51,9 +52,10 @@ impl Server {
         self.address
     }
 
-    /// Answers requests for `served` by `engine` until `stop` says true, which is called some 50 times a second. From
-    /// then on new requests are refused with 503, and running ones have [`ServeOptions::drain`] to end; what still runs
-    /// then ends with an error. `log` gets a line per request.
+    /// Answers requests for `served` by `engine` until `stop` says true, which is called some 50
+    /// times a second. From then on new requests are refused with 503, and running ones have
+    /// [`ServeOptions::drain`] to end; what still runs then ends with an error. `log` gets a line
+    /// per request.
     ///
     /// # Errors
     /// [`ServeError::Runtime`] when the system gives it no threads.

@@ -1,5 +1,5 @@
-//! Replies as clients get them, whole and streamed, in OpenAI's and Anthropic's form. The names begin with the numbers of
-//! the acceptance tests.
+//! Replies as clients get them, whole and streamed, in OpenAI's and Anthropic's form. The names
+//! begin with the numbers of the acceptance tests.
 
 mod support;
 
@@ -20,7 +20,8 @@ fn with_tools(further: Value) -> Value {
     body
 }
 
-/// What OpenAI's client makes of the answer to one request and of its stream, which must be the same.
+/// What OpenAI's client makes of the answer to one request and of its stream, which must be the
+/// same.
 #[track_caller]
 fn both(server: &Running, further: &Value) -> Said {
     let whole = openai(&server.chat(further).ok());
@@ -66,7 +67,8 @@ fn t14_characters_that_span_tokens_come_whole() {
     }
 }
 
-/// Replies with reasoning, content and calls, in the spelling of several families, and a template that mentions it.
+/// Replies with reasoning, content and calls, in the spelling of several families, and a template
+/// that mentions it.
 const FAMILIES: [(&str, &str, &str); 6] = [
     (
         "hermes",

@@ -1,4 +1,5 @@
-//! Strangers, faults, overload, and the end of a server. The names begin with the numbers of the acceptance tests.
+//! Strangers, faults, overload, and the end of a server. The names begin with the numbers of the
+//! acceptance tests.
 
 mod support;
 

@@ -64,8 +64,8 @@ impl ReplyOptions {
     }
 
     /// The options of a reply after `before` tokens, the prompt included: with the tokenizer's
-    /// end-of-text ids and the special tokens that are stop texts as stop ids, and as many tokens as
-    /// the context has room for. `context` is the model's.
+    /// end-of-text ids and the special tokens that are stop texts as stop ids, and as many tokens
+    /// as the context has room for. `context` is the model's.
     ///
     /// # Errors
     /// [`ModelError::ContextLength`].

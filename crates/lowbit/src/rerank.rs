@@ -112,7 +112,8 @@ impl<'m> Reranker<'m> {
         let most = texts.max_tokens.map_or(context, |most| most.min(context));
         let (session, cut_at_start) = (Session::new(model), texts.cut_at_start);
         let reranker = Self { model, tokenizer, template, config, instruction, most, cut_at_start, session };
-        // The template of a plain chat model leaves out roles that it does not know, or refuses them.
+        // The template of a plain chat model leaves out roles that it does not know, or refuses
+        // them.
         let text = |query, document| reranker.text(query, document);
         let varied = [text("0", "0"), text("1", "0"), text("0", "1")];
         match varied {

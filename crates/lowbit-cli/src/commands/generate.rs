@@ -43,8 +43,8 @@ struct Prompts {
     /// A file with the prompt; one line break at its end is dropped.
     #[arg(long, short, conflicts_with = "prompt")]
     file: Option<PathBuf>,
-    /// A file with many prompts, {"prompt": ".."} on each line, which are answered side by side: with --json, an object per
-    /// prompt, in their order.
+    /// A file with many prompts, {"prompt": ".."} on each line, which are answered side by side:
+    /// with --json, an object per prompt, in their order.
     #[arg(long, value_name = "JSONL", conflicts_with_all = ["text", "prompt", "file", "special"], requires = "json")]
     prompts: Option<PathBuf>,
     /// Interpret \n, \t, \\ and other escapes in --prompt.

@@ -51,8 +51,8 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Answers the prompts and prints the replies in their order. `taken` is called when all prompts
-    /// are known to fit.
+    /// Answers the prompts and prints the replies in their order. `taken` is called when all
+    /// prompts are known to fit.
     ///
     /// # Errors
     /// A prompt that cannot be answered; Ctrl-C.

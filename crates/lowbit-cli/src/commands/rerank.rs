@@ -15,13 +15,15 @@ pub struct Arguments {
     /// The query that texts are ranked for.
     #[arg(long, short, value_name = "TEXT", help_heading = "Ranking")]
     query: String,
-    /// The system's message, which says what makes a text good [default: the checkpoint's prompt, if it has one].
+    /// The system's message, which says what makes a text good
+    /// [default: the checkpoint's prompt, if it has one].
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_name", help_heading = "Ranking")]
     instruction: Option<String>,
     /// The checkpoint's prompt of this name as the system's message.
     #[arg(long, value_name = "NAME", help_heading = "Ranking")]
     prompt_name: Option<String>,
-    /// The token whose logit speaks for a text, such as yes, or its id [default: as the checkpoint says].
+    /// The token whose logit speaks for a text, such as yes, or its id
+    /// [default: as the checkpoint says].
     #[arg(long, value_name = "TOKEN", help_heading = "Ranking")]
     true_token: Option<String>,
     /// The token whose logit is subtracted, such as no.

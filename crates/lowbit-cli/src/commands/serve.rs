@@ -46,14 +46,15 @@ struct Listen {
     /// Serve anyone who reaches the address.
     #[arg(long)]
     no_auth: bool,
-    /// A further name of this machine that requests may have as their Host, where no key is asked for.
+    /// A further name of this machine that requests may have as their Host, where no key is asked
+    /// for.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     allowed_host: Vec<String>,
     /// A site whose pages may send requests from a browser, such as https://chat.example.
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     allowed_origin: Vec<String>,
-    /// The model's name for clients; the first is the one that is listed first. `*` answers to any name [default: the
-    /// name that it was opened by].
+    /// The model's name for clients; the first is the one that is listed first. `*` answers to any
+    /// name [default: the name that it was opened by].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     alias: Vec<String>,
     /// The time that running replies have to end after a signal to stop.
@@ -65,8 +66,8 @@ struct Listen {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 struct Limits {
-    /// Tokens that a prompt and its reply may have together; 0 takes the model's context [default: what memory holds, at
-    /// most the model's context].
+    /// Tokens that a prompt and its reply may have together; 0 takes the model's context
+    /// [default: what memory holds, at most the model's context].
     #[arg(long, short, value_name = "TOKENS")]
     ctx_size: Option<usize>,
     /// Requests that are answered at the same time.
@@ -75,8 +76,8 @@ struct Limits {
     /// Requests that wait; further ones are refused with 429.
     #[arg(long, value_name = "N", value_parser = at_least_one(), default_value = "256")]
     max_waiting: usize,
-    /// Memory for caches, in GB: those of running requests, and those kept for later ones [default: a quarter of the free
-    /// memory and at most 16 on a CPU; 90 % of what the weights leave on a GPU].
+    /// Memory for caches, in GB: those of running requests, and those kept for later ones
+    /// [default: a quarter of the free memory and at most 16 on a CPU; 90 % of what the weights leave on a GPU].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     cache_memory: Option<f64>,
 }

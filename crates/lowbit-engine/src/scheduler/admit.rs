@@ -18,8 +18,8 @@ enum Start {
 }
 
 impl<R: Runner> Scheduler<R> {
-    /// Starts waiting requests, in order of priority and age, until one does not fit. None overtakes
-    /// one that waits for memory, or large requests would starve.
+    /// Starts waiting requests, in order of priority and age, until one does not fit. None
+    /// overtakes one that waits for memory, or large requests would starve.
     pub(super) fn admit(&mut self) -> Result<(), EngineError> {
         let mut later = vec![];
         while self.running.len() < self.options.max_running {
@@ -83,8 +83,8 @@ impl<R: Runner> Scheduler<R> {
         Ok(Start::Done)
     }
 
-    /// The tokens of a prompt that can be taken over from a prompt that is being read now, as soon as
-    /// they are read: several replies to one prompt read it once.
+    /// The tokens of a prompt that can be taken over from a prompt that is being read now, as soon
+    /// as they are read: several replies to one prompt read it once.
     fn coming(&self, prompt: &[u32]) -> usize {
         let read = |sequence: &Sequence<R>| {
             let live = sequence.live.as_ref().filter(|_| sequence.is_prefilling())?;

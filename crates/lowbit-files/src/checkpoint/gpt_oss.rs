@@ -156,7 +156,8 @@ impl Experts<'_> {
     }
 }
 
-/// `to[j, i] = from[i, first + step j]`, elements of `size` bytes, for `from` `[k, columns]` and `to` `[n, k]`.
+/// `to[j, i] = from[i, first + step j]`, elements of `size` bytes, for `from` `[k, columns]` and
+/// `to` `[n, k]`.
 fn transpose(
     from: &[u8],
     to: &mut [u8],

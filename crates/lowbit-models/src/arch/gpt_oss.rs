@@ -1,5 +1,6 @@
-//! gpt-oss: experts in every layer, with biases and a clamped gate; attention with sinks, and a window in every other layer.
-//! Source: transformers 5.24 `models/gpt_oss`; mlx-lm 0.32 `models/gpt_oss.py`; llama.cpp `src/models/openai-moe.cpp`.
+//! gpt-oss: experts in every layer, with biases and a clamped gate; attention with sinks, and a
+//! window in every other layer. Source: transformers 5.24 `models/gpt_oss`; mlx-lm 0.32
+//! `models/gpt_oss.py`; llama.cpp `src/models/openai-moe.cpp`.
 
 use super::{Architecture, Biases, Conversion, ModelType, Promise, TiedByDefault, Windows, decoder, window};
 use crate::keys::Fixed::{Float, Int};

@@ -86,8 +86,8 @@ pub struct Conversion {
     pub windows: Option<Windows>,
     /// Readers do not take a missing `rope_scaling` for none: it is always written.
     pub names_plain_rope: bool,
-    /// llama.cpp rounds the bounds of YaRN's ramp to whole pairs, also of models that were trained without: a GGUF file of
-    /// such a model computes that.
+    /// llama.cpp rounds the bounds of YaRN's ramp to whole pairs, also of models that were trained
+    /// without: a GGUF file of such a model computes that.
     pub rounds_yarn: bool,
     /// The part of the model that has no gradient, so that its weights cannot be learned.
     pub no_gradient: Option<&'static str>,
@@ -107,7 +107,8 @@ pub struct Conversion {
 pub struct Windows {
     /// Of so many layers the last one has no window, where a GGUF file does not say it.
     pub interval: usize,
-    /// Layers with a window have a rotary embedding of their own, and mlx-lm reads the interval alone, as of Gemma 3.
+    /// Layers with a window have a rotary embedding of their own, and mlx-lm reads the interval
+    /// alone, as of Gemma 3.
     pub like_gemma: bool,
 }
 

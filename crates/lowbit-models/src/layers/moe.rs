@@ -95,7 +95,8 @@ struct Experts {
     gate: Gate,
     /// Those of gate, up and down, f32 `[E, I]` and `[E, H]`.
     biases: Option<[Named<QuantizedTensor>; 3]>,
-    /// Whether the shared expert is the last of the stack: a single token's products with it then need no extra launches.
+    /// Whether the shared expert is the last of the stack: a single token's products with it then
+    /// need no extra launches.
     shared: bool,
 }
 

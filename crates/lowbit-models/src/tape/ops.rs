@@ -153,7 +153,8 @@ pub(crate) fn gather_qmm(x: Input<'_>, weight: &Named<QuantizedTensor>, ids: &Te
     }))
 }
 
-/// The bias of each expert in `ids`, a row of `biases`, added to its row of x: `[.., N]` for `ids` `[..]`.
+/// The bias of each expert in `ids`, a row of `biases`, added to its row of x: `[.., N]` for `ids`
+/// `[..]`.
 pub(crate) fn add_expert_biases(x: &Var, biases: &Named<QuantizedTensor>, ids: &Tensor) -> Result<Var> {
     add(x, &dequant_gather(x.tape(), biases, ids)?)
 }

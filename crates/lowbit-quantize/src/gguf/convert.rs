@@ -36,8 +36,8 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
             |want| QuantizeError::Shape { name: original.0.clone(), shape: original.1.clone(), want };
         let (layer, name) = split(&original.0);
         let is = |other: Name<'_>| name == other.0 || name.strip_suffix(".weight") == Some(other.0);
-        // The converter's sums of f16 are f16; bf16 is widened first. It does not read MLX's layout,
-        // from which a model's own sums stay as they are.
+        // The converter's sums of f16 are f16; bf16 is widened first. It does not read MLX's
+        // layout, from which a model's own sums stay as they are.
         let is_converters = checkpoint.layout() == Layout::HuggingFace;
         if is_converters && tensor.source.format == Format::Float(FloatType::F16) {
             tensor.change.sum = FloatType::F16;

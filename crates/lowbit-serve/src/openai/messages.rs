@@ -88,7 +88,8 @@ fn tool_call(value: Value, path: &str) -> Result<ToolCall, ApiError> {
     Ok(ToolCall::new(id, name, arguments))
 }
 
-/// The functions among a request's tools, as templates take them; `skip` is told of tools of other kinds.
+/// The functions among a request's tools, as templates take them; `skip` is told of tools of other
+/// kinds.
 ///
 /// # Errors
 /// 400 with the path of what is no tool, and for schemas that are to be enforced.

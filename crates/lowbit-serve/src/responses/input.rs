@@ -51,7 +51,8 @@ pub(super) fn conversation(
     Ok(conversation)
 }
 
-/// Adds an item to the messages. Reasoning, text and calls of one turn of the assistant are one message.
+/// Adds an item to the messages. Reasoning, text and calls of one turn of the assistant are one
+/// message.
 fn item(
     value: Value,
     path: &str,

@@ -1,4 +1,5 @@
-//! A client of HTTP/1.1 and of streams of events, and the accumulators of OpenAI's and Anthropic's clients.
+//! A client of HTTP/1.1 and of streams of events, and the accumulators of OpenAI's and Anthropic's
+//! clients.
 
 use super::Running;
 use serde_json::{Value, json};

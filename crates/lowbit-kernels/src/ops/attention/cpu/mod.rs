@@ -284,8 +284,8 @@ fn stretches(threads: usize, blocks: usize, keys: usize) -> usize {
 }
 
 impl Plan<'_> {
-    /// The rows of `y`, `[T, Hq, Dv]`, that each task computes where there is one stretch, with their
-    /// sinks.
+    /// The rows of `y`, `[T, Hq, Dv]`, that each task computes where there is one stretch, with
+    /// their sinks.
     fn rows_of_tasks<'a>(&self, y: &'a mut [f32]) -> Vec<Vec<(&'a mut [f32], Option<f32>)>> {
         let mut tasks: Vec<_> =
             (0..self.heads * self.blocks()).map(|_| Vec::with_capacity(self.rows())).collect();

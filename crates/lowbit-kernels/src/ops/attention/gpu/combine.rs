@@ -4,8 +4,8 @@
 //! Each of the `splits` cubes of a row leaves, in f32, Dv sums of weighted values
 //! (`parts[split, row, Dv]`), and its greatest score and the sum of its weights
 //! (`scales[row, split, 2]`). The result is
-//! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`. Sinks are added
-//! to the denominator here and nowhere else: with them, rows of one part are combined, too.
+//! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`. Sinks are
+//! added to the denominator here and nowhere else: with them, rows of one part are combined, too.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -228,7 +228,7 @@ pub(super) fn launch(
         heads: CHECK.index(heads)?,
         splits: CHECK.index(splits)?,
     };
-    // SAFETY: there are `splits` parts and scales per row of y, whose heads each have a sink if there
-    // are any, and cubes past the last row take that.
+    // SAFETY: there are `splits` parts and scales per row of y, whose heads each have a sink if
+    // there are any, and cubes past the last row take that.
     unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes(rows), arguments) }
 }
