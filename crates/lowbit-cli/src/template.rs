@@ -65,7 +65,7 @@ impl TemplateOptions {
         Ok(Some(template))
     }
 
-    /// Whether --tools was given.
+    /// True if --tools was given.
     #[cfg(feature = "serve")]
     pub fn has_tools(&self) -> bool {
         self.tools.is_some()

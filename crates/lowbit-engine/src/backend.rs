@@ -8,7 +8,7 @@ pub trait Backend: Send + Sync {
     /// was dropped.
     ///
     /// # Errors
-    /// What is known before the request waits: [`EngineError::Overloaded`],
+    /// Those that are known before the request waits: [`EngineError::Overloaded`],
     /// [`EngineError::ContextLength`], [`EngineError::TooLarge`], [`EngineError::Draining`],
     /// [`EngineError::Invalid`], and [`EngineError::DeviceLost`] once the device has failed.
     fn submit(&self, request: Request, sink: Sink) -> Result<Handle, EngineError>;
@@ -17,7 +17,7 @@ pub trait Backend: Send + Sync {
     /// where the budget holds no more.
     fn context(&self) -> usize;
 
-    /// What it does now and has done so far.
+    /// Figures of now, and of all so far.
     fn stats(&self) -> Stats;
 
     /// Takes no more requests, and returns at once. Those that wait or run are answered:
@@ -54,7 +54,7 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// What an engine does now and has done since its start.
+/// Figures of an engine: of now, and of the time since its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {

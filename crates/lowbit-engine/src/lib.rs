@@ -31,6 +31,6 @@ pub use error::EngineError;
 pub use options::EngineOptions;
 pub use request::{Event, Request, Sink, Times, Usage};
 
-// What requests and events are made of.
+// Parts of requests and events.
 pub use lowbit_kernels::ops::SampleParams;
 pub use lowbit_models::{Finish, GenerationOptions, Logprob, TokenLogprobs};

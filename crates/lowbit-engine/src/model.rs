@@ -27,7 +27,7 @@ impl ModelRunner {
         self.model.config().max_position_embeddings
     }
 
-    /// What is known of a request before it runs; its length apart.
+    /// Checks all of a request that is known before it runs, but its length.
     pub(crate) fn check(&self, request: &Request) -> Result<(), EngineError> {
         let options = &request.options;
         let check = || {

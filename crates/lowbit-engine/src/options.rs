@@ -13,7 +13,7 @@ pub struct EngineOptions {
     /// The budget of all caches together, those of running requests and those that are kept for
     /// later ones, in bytes.
     pub cache_bytes: usize,
-    /// Whether caches are kept for later requests.
+    /// True if caches are kept for later requests.
     pub prefix_cache: bool,
     /// The time between two tokens of a reply that prompts of others may not exceed, as far as
     /// passes of 64 tokens allow.

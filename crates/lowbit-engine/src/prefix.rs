@@ -1,4 +1,4 @@
-//! Which texts are cached how far: a tree over blocks of token ids.
+//! The texts that are cached, and how far: a tree over blocks of token ids.
 
 use crate::runner::BLOCK;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ struct Node {
     marked: Vec<HolderId>,
 }
 
-/// What the tree has of a text.
+/// The part of a text that the tree has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Tokens that a cached text begins with, too, whether or not it can be entered there.

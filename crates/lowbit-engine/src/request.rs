@@ -62,7 +62,7 @@ impl Request {
     }
 }
 
-/// What happens to a request, in this order: `Started`, `Prompt` after each part of the prompt,
+/// An event of a request, in this order: `Started`, `Prompt` after each part of the prompt,
 /// `Token` for each token, and exactly one of `Finished` and `Failed` at the end (`Failed` may come
 /// alone). Nothing follows a [`Sink`] that returned `Break`.
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ impl Usage {
     }
 }
 
-/// How long the parts of a request took.
+/// The times that the parts of a request took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Times {

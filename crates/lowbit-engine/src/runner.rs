@@ -1,4 +1,4 @@
-//! What the scheduler needs of a model: the seam that simulations replace.
+//! The scheduler's view of a model: the seam that simulations replace.
 
 use crate::{EngineError, Request};
 use lowbit_models::TokenLogprobs;
@@ -51,7 +51,7 @@ pub(crate) struct Row<'a, R: Runner + ?Sized> {
     pub sampler: &'a mut R::Sampler,
     /// The token that runs.
     pub token: u32,
-    /// Whether the next token is sampled; otherwise it is known already.
+    /// True if the next token is sampled; otherwise it is known already.
     pub samples: bool,
     /// [`Request::logprobs`].
     pub logprobs: Option<usize>,

@@ -18,7 +18,7 @@ pub(crate) struct Sequence<R: Runner> {
     pub text: Vec<u32>,
     /// None before the first start. A preempted request keeps it: its next draw is the same.
     pub sampler: Option<R::Sampler>,
-    /// What a running request has.
+    /// The caches of a running request.
     pub live: Option<Live<R>>,
     pub preemptions: u32,
     /// Prompt tokens found in the prefix cache at the first start.

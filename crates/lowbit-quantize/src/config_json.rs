@@ -117,7 +117,7 @@ impl TextConfig<'_> {
         Ok(())
     }
 
-    /// Which layers have windows.
+    /// The layers that have windows.
     fn windows(&mut self) {
         let (window, sliding) = self.source.windows();
         let kind = |&sliding: &bool| if sliding { "sliding_attention" } else { "full_attention" };
@@ -127,7 +127,7 @@ impl TextConfig<'_> {
         }
     }
 
-    /// Which layers have windows, their rotary embedding, and the factor of scores.
+    /// The layers that have windows, their rotary embedding, and the factor of scores.
     fn windows_of_gemma(&mut self) -> Result<(), QuantizeError> {
         let (window, sliding) = self.source.windows();
         self.windows();

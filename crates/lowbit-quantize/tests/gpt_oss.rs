@@ -124,7 +124,7 @@ fn gguf_rounds_the_bounds_of_yarn_and_says_so() {
     let got = logits(&file);
     assert!(apart(&logits(&rounded), &got) <= 1e-5);
     assert!(apart(&logits(&source), &got) > 1e-3, "rounding changes this model");
-    // What was converted says that it rounds.
+    // The converted file says that it rounds.
     let mlx = folder.path().join("mlx");
     to(&file, &mlx, &plain());
     assert!(apart(&got, &logits(&mlx)) <= 1e-5);

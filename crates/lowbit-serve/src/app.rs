@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! The state of the server, for all handlers.
 
 use crate::budget::Budget;
 use crate::error::ApiError;

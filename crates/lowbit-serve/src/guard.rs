@@ -1,4 +1,4 @@
-//! What stands around all handlers: who may call, errors in the form of each API, panics, and the
+//! The layer around all handlers: who may call, errors in the form of each API, panics, and the
 //! log.
 
 use crate::app::{App, Record};
@@ -73,7 +73,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     finish(response, dialect, &record, origin)
 }
 
-/// Whether a request may come in. Returns the origin of a page that is not the server's own.
+/// Checks that a request may come in. Returns the origin of a page that is not the server's own.
 fn admit(app: &App, path: &str, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let forbidden = |message: String| ApiError::new(StatusCode::FORBIDDEN, "forbidden", message);
@@ -110,7 +110,7 @@ fn admit(app: &App, path: &str, headers: &HeaderMap) -> Result<Option<HeaderValu
     Ok(origin.filter(|origin| !own(origin)).cloned())
 }
 
-/// What a browser asks before a page of another origin sends a request.
+/// The answer to a browser's question before a page of another origin sends a request.
 fn preflight() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;

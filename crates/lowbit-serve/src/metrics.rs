@@ -1,4 +1,4 @@
-//! What the server counts, as Prometheus reads it. The names begin with `lowbit_`.
+//! The server's figures, as Prometheus reads them. The names begin with `lowbit_`.
 
 use lowbit_engine::Stats;
 use prometheus_client::collector::Collector;

@@ -171,7 +171,7 @@ fn text(app: &App, fields: &mut Fields, warnings: &mut Warnings) -> Result<Promp
     conversation.prompt(served)
 }
 
-/// Whether the model is to reason: true, false, or how much.
+/// The wanted reasoning: true, false, or how much.
 fn think(
     app: &App,
     fields: &mut Fields,

@@ -50,7 +50,7 @@ pub(crate) struct Tokens {
     pub(crate) reasoning: usize,
 }
 
-/// What happens to a reply.
+/// An event of a reply.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The engine has begun.

@@ -28,7 +28,7 @@ pub(crate) trait Writer: Send + 'static {
     /// The stream ends with an error.
     fn failed(&mut self, error: &ApiError, out: &mut String);
 
-    /// What is sent when nothing else was for a while.
+    /// The text that is sent when nothing else was for a while.
     fn ping(&self) -> String {
         ": ping\n\n".into()
     }

@@ -20,8 +20,8 @@ fn with_tools(further: Value) -> Value {
     body
 }
 
-/// What OpenAI's client makes of the answer to one request and of its stream, which must be the
-/// same.
+/// The message that OpenAI's client makes of the answer to one request and of its stream: they are
+/// the same.
 #[track_caller]
 fn both(server: &Running, further: &Value) -> Said {
     let whole = openai(&server.chat(further).ok());

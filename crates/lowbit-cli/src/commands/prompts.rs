@@ -42,7 +42,7 @@ pub fn read(file: &Path) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// What many prompts have in common.
+/// The parts that many prompts have in common.
 pub struct Batch<'a> {
     pub loaded: &'a Loaded,
     pub options: &'a ReplyOptions,

@@ -27,7 +27,7 @@ pub struct Arguments {
     template: TemplateOptions,
 }
 
-/// Where to listen, and to whom.
+/// The address, and the clients that may call.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Server")]
 struct Listen {
@@ -62,7 +62,7 @@ struct Listen {
     drain_seconds: u64,
 }
 
-/// What runs at a time.
+/// Limits of the engine.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Engine")]
 struct Limits {
@@ -183,7 +183,7 @@ fn stem(path: &Path) -> String {
     name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Where the server is, and what to type first.
+/// Prints the server's addresses, and a first request.
 fn say(name: &str, address: SocketAddr, (context, seconds): (usize, f64), chats: bool) {
     out::note!("{}: ready after {seconds:.1} s, context {context}", lowbit_files::shown(name));
     out::note!("OpenAI     http://{address}/v1");

@@ -8,7 +8,7 @@ use crate::store::Held;
 use crate::{EngineError, Event, Request};
 use std::cmp::Reverse;
 
-/// What became of a request that was to start.
+/// The result for a request that was to start.
 enum Start {
     Done,
     /// Another request is reading what its prompt begins with.

@@ -157,7 +157,7 @@ impl<R: Runner> Scheduler<R> {
     }
 }
 
-/// Where the part of a prompt from `position` on ends: `most` tokens on, at a multiple of a block
+/// The end of the part of a prompt from `position` on: `most` tokens on, at a multiple of a block
 /// of the text, and not beyond the next multiple of `chunk`. The same text is cut at the same
 /// places wherever its first part was found in the cache.
 fn cut(position: usize, total: usize, most: usize, chunk: usize) -> usize {

@@ -39,7 +39,7 @@ struct Fake {
     sizes: Sizes,
     clock: Rc<Cell<Duration>>,
     bytes: Rc<Cell<usize>>,
-    /// What the device has; allocations beyond it fail.
+    /// The device's bytes; allocations beyond them fail.
     memory: Rc<Cell<usize>>,
 }
 
@@ -55,7 +55,7 @@ struct FakeMark {
     _bytes: Bytes,
 }
 
-/// What the model writes after `text`: a function of the whole text.
+/// The token that the model writes after `text`: a function of the whole text.
 fn next(text: impl Iterator<Item = u32>) -> u32 {
     text.fold(1u32, |hash, id| hash.wrapping_mul(31).wrapping_add(id).rotate_left(5)) % 41
 }
@@ -254,7 +254,7 @@ impl Simulation {
         self.requests[id].1.lock().unwrap().iter().find(|(_, event)| is(event)).map(|(time, _)| *time)
     }
 
-    /// What a request got: tokens, cached tokens, and how it ended.
+    /// A request's result: tokens, cached tokens, and its end.
     fn outcome(&self, id: usize) -> (Vec<u32>, usize, Option<Finish>) {
         let (mut tokens, mut cached, mut end) = (vec![], 0, None);
         for event in self.events(id) {
@@ -557,7 +557,7 @@ fn t24_a_cancelled_request_frees_its_memory_at_once() {
 fn t29_a_device_without_the_memory_fails_one_request() {
     let mut simulation = Simulation::new(0, 100_000, |options| options);
     simulation.fake.memory.set(1000);
-    // What is kept makes way.
+    // Kept caches make way.
     simulation.cached(asks(prompt(0, 0, 0, 600), 5));
     assert_eq!(simulation.cached(asks(prompt(1, 0, 1, 600), 5)), 0);
     assert_eq!(simulation.scheduler.stats().evicted, 1);

@@ -1,4 +1,4 @@
-//! What the tests of the engine share.
+//! Models and requests for all tests of the engine.
 #![allow(dead_code)] // Each test uses its part.
 
 #[path = "../../../lowbit-models/tests/support/tiny.rs"]
@@ -80,7 +80,7 @@ pub struct Asked {
     pub events: Receiver<Event>,
 }
 
-/// What a request got.
+/// A request's result.
 #[derive(Debug)]
 pub struct Answer {
     pub cached: usize,

@@ -1,4 +1,4 @@
-//! How a checkpoint scores a document for a query: the files that sentence-transformers writes
+//! The scores of documents for a query: the files that sentence-transformers writes
 //! beside a language model that was trained as a reranker.
 //!
 //! Source: sentence-transformers 6.2, `CrossEncoder`, `LogitScore` and `Transformer`.
@@ -45,7 +45,7 @@ impl ScoringConfig {
 const SCORE: &str = "LogitScore";
 
 impl Checkpoint {
-    /// What the checkpoint says of scoring; `None` for one that says nothing. GGUF files have no
+    /// The checkpoint's settings of scoring; `None` for one that has none. GGUF files have no
     /// place for it.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Checkpoint {
     }
 }
 
-/// How the template is called.
+/// The arguments that the template is called with.
 fn rendering(file: &Path, json: &Value, config: &mut ScoringConfig) -> Result<(), FileError> {
     match &json["modality_config"]["message"]["format"] {
         Value::Null => {}

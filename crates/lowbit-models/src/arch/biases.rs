@@ -79,7 +79,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether `name` is a parameter of `module`, as the checkpoint calls it, in some layer.
+/// True if `name` is a parameter of `module`, as the checkpoint calls it, in some layer.
 fn is_of(name: &str, module: &str) -> bool {
     let Some((found, _)) = name.rsplit_once('.') else { return false };
     found.strip_suffix(module).is_some_and(|before| before.ends_with('.'))

@@ -110,7 +110,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     })
 }
 
-/// Whether layer `index` has a window.
+/// True if layer `index` has a window.
 fn is_sliding(config: &Config<'_>, layers: usize, index: usize) -> Result<bool, ModelError> {
     if config.is_gguf() {
         let key = "attention.sliding_window_pattern";

@@ -30,7 +30,7 @@ pub struct AttentionConfig {
     pub fused: bool,
     /// The factor of queries by position, if there is one.
     pub query_scale: Option<QueryScale>,
-    /// Whether each query head has a sink: a learned logit that is one more term of its softmax's
+    /// True if each query head has a sink: a learned logit that is one more term of its softmax's
     /// denominator.
     pub sinks: bool,
 }

@@ -22,7 +22,7 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// The function of the experts' gates, and of the shared one's.
     pub gate: Gate,
-    /// Whether experts' projections have biases.
+    /// True if experts' projections have biases.
     pub biases: bool,
 }
 
@@ -95,7 +95,7 @@ struct Experts {
     gate: Gate,
     /// Those of gate, up and down, f32 `[E, I]` and `[E, H]`.
     biases: Option<[Named<QuantizedTensor>; 3]>,
-    /// Whether the shared expert is the last of the stack: a single token's products with it then
+    /// True if the shared expert is the last of the stack: a single token's products with it then
     /// need no extra launches.
     shared: bool,
 }

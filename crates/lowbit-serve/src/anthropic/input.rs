@@ -64,7 +64,7 @@ pub(super) fn conversation(
     Ok(conversation)
 }
 
-/// Whether the reply ends after its first call.
+/// True if the reply ends after its first call.
 pub(super) fn one_call(fields: &mut Fields) -> Result<bool, ApiError> {
     let Some(mut choice) = fields.value("tool_choice") else { return Ok(false) };
     let only = choice.as_object_mut().and_then(|choice| choice.shift_remove("disable_parallel_tool_use"));

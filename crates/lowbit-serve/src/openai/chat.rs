@@ -156,7 +156,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Whether the reply is streamed, and with its usage at the end.
+/// The two flags of streams: the reply is streamed; its usage comes at the end.
 pub(crate) fn streaming(fields: &mut Fields) -> Result<(bool, bool), ApiError> {
     let stream = fields.take("stream")?.unwrap_or(false);
     let Some(mut options) = fields.object("stream_options")? else { return Ok((stream, false)) };

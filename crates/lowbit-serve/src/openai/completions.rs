@@ -154,7 +154,7 @@ fn one_prompt(app: &App, prompt: Value) -> Result<Prompt, ApiError> {
     }
 }
 
-/// What the choices say so far.
+/// The choices' texts so far.
 struct Texts {
     choices: Vec<Text>,
     logprobs: bool,

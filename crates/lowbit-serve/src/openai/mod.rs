@@ -16,7 +16,7 @@ use lowbit::Tokenizer;
 use lowbit_engine::{Logprob, TokenLogprobs};
 use serde_json::{Value, json};
 
-/// What all chunks and answers of a request say of it.
+/// The fields that all chunks and answers of a request have.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) id: String,

@@ -6,7 +6,7 @@ use crate::stream::Writer;
 use lowbit::{Call, Event as Part, Piece};
 use serde_json::{Value, json};
 
-/// What an answer says of its request.
+/// The fields of a request that its answer repeats.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
     pub(super) id: String,

@@ -23,7 +23,7 @@ pub const QWEN: &str = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}\n
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking %}\
     <think>\n{% endif %}{% endif %}{# </think> #}";
 
-/// What a scripted model does with a request.
+/// The script of a model: its answer to a request.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub ids: Vec<u32>,
