@@ -64,6 +64,7 @@ fn base(command: &str) -> Vec<(&'static str, String)> {
         "perplexity" => vec![("--file", path("rustfmt.toml")), ("--context", "64".into())],
         "quantize" => vec![("--output", "new".into())],
         "bench" => vec![("--prompt-tokens", "4".into()), ("--generated-tokens", "2".into())],
+        "serve" => vec![("--port", "0".into())],
         _ => vec![],
     };
     [("--model", model)].into_iter().chain(more).collect()
@@ -85,9 +86,19 @@ fn problem(command: &str, flag: &str, value: &str, folder: &Path) -> Option<Stri
     program.stdin(std::fs::File::open(&input).unwrap()).stdout(file(&output)).stderr(file(&errors));
     let start = Instant::now();
     let mut child = program.spawn().unwrap();
+    // A server that is ready has taken the number, and would run for ever.
+    let is_ready = || {
+        let said = || String::from_utf8_lossy(&std::fs::read(&errors).unwrap()).contains(": ready after ");
+        command == "serve" && said()
+    };
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
+            None if is_ready() => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                return None;
+            }
             None if start.elapsed() > LIMIT => {
                 child.kill().unwrap();
                 child.wait().unwrap();
