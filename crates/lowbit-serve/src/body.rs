@@ -2,9 +2,11 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use futures_util::StreamExt;
+use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// A body, which counts against the budget while it lives.
@@ -42,4 +44,17 @@ pub(crate) async fn read(app: &App, body: Body) -> Result<Read, ApiError> {
         read._budget.push(app.bodies.take(chunk.len())?);
         read.bytes.extend_from_slice(&chunk);
     }
+}
+
+/// Reads a body, and works on its fields away from the threads that serve connections.
+///
+/// # Errors
+/// Those of [`read`], of [`Fields::parse`] and of `work`.
+pub(crate) async fn worked<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Body,
+    work: impl FnOnce(&App, Fields) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let body = read(app, body).await?;
+    app.work(move |app| work(app, Fields::parse(&body.bytes)?)).await
 }

@@ -59,15 +59,13 @@ async fn write(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     app.admit()?;
-    let body = body::read(&app, body).await?;
-    let asked = app.work(move |app| Asked::read(app, kind, Fields::parse(&body.bytes)?)).await?;
+    let asked = body::worked(&app, body, move |app, fields| Asked::read(app, kind, fields)).await?;
     let (jobs, start) = (vec![asked.job], record.start);
     let lines = Lines { kind, model: asked.model, start, first: None };
     if asked.stream {
         return Ok(asked.warnings.on(stream(app, record, jobs, lines).await?));
     }
-    let mut replies = Whole::all(Replies::submit(&app, &record, &jobs)?).await?;
-    let whole = replies.pop().ok_or_else(ApiError::internal)?;
+    let whole = Whole::one(Replies::submit(&app, &record, &jobs)?).await?;
     let value =
         lines.last(&whole.content, &whole.reasoning, &whole.calls, (whole.end.as_ref(), &whole.tokens));
     Ok(asked.warnings.on(answer(&value)))

@@ -3,7 +3,6 @@
 use crate::app::App;
 use crate::body;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::openai::chat::conversation;
 use crate::openai::{Warnings, answer, spelled};
 use crate::prompt::{check, encode};
@@ -56,9 +55,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response<Body
 
 /// The ids of a text (`content`, or vLLM's `prompt`), or of a conversation (`messages`).
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
-    let body = body::read(&app, body).await?;
-    let value = app.work(move |app| {
-        let mut fields = Fields::parse(&body.bytes)?;
+    let value = body::worked(&app, body, |app, mut fields| {
         let served = &app.served;
         let text = match fields.take::<String>("content")? {
             Some(text) => Some(text),
@@ -86,9 +83,8 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<
 
 /// The text of ids (`tokens`).
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
-    let body = body::read(&app, body).await?;
-    let value = app.work(move |app| {
-        let ids: Vec<u32> = Fields::parse(&body.bytes)?.need("tokens")?;
+    let value = body::worked(&app, body, |app, mut fields| {
+        let ids: Vec<u32> = fields.need("tokens")?;
         check(&app.served, &ids, "tokens")?;
         let text = app.served.tokenizer.decode(&ids);
         let text = text.map_err(|error| ApiError::field("tokens", error))?;
@@ -103,9 +99,7 @@ pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    let body = body::read(&app, body).await?;
-    let value = app.work(move |app| {
-        let mut fields = Fields::parse(&body.bytes)?;
+    let value = body::worked(&app, body, |app, mut fields| {
         let conversation = conversation(app, &mut fields, &mut Warnings::default())?;
         Ok(json!({"prompt": conversation.render(&app.served)?.0}))
     });

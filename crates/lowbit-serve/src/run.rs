@@ -281,6 +281,14 @@ impl Whole {
         }
     }
 
+    /// The reply to the only job.
+    ///
+    /// # Errors
+    /// Its failure.
+    pub(crate) async fn one(replies: Replies<'_>) -> Result<Self, ApiError> {
+        Self::all(replies).await?.pop().ok_or_else(ApiError::internal)
+    }
+
     /// All replies, in the order of the jobs.
     ///
     /// # Errors

@@ -34,17 +34,15 @@ pub(crate) async fn messages(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     app.admit()?;
-    let body = body::read(&app, body).await?;
-    let asked = app.work(move |app| Asked::read(app, Fields::parse(&body.bytes)?)).await?;
+    let asked = body::worked(&app, body, Asked::read).await?;
     let id = app.id("msg_");
     let jobs = vec![asked.job];
     if asked.stream {
         let writer = MessageStream::new(id, asked.model);
         return Ok(asked.warnings.on(stream(app, record, jobs, writer).await?));
     }
-    let replies = Whole::all(Replies::submit(&app, &record, &jobs)?).await?;
-    let whole = replies.first().ok_or_else(ApiError::internal)?;
-    Ok(asked.warnings.on(answer(&whole_message(&id, &asked.model, whole))))
+    let whole = Whole::one(Replies::submit(&app, &record, &jobs)?).await?;
+    Ok(asked.warnings.on(answer(&whole_message(&id, &asked.model, &whole))))
 }
 
 /// `/v1/messages/count_tokens`.
@@ -52,9 +50,7 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    let body = body::read(&app, body).await?;
-    let count = app.work(move |app| {
-        let mut fields = Fields::parse(&body.bytes)?;
+    let count = body::worked(&app, body, |app, mut fields| {
         let mut warnings = Warnings::default();
         model(&mut fields, &app.served)?;
         let conversation = conversation(app, &mut fields, &mut warnings)?;

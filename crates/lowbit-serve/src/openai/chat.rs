@@ -53,8 +53,7 @@ pub(crate) async fn chat(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     app.admit()?;
-    let body = body::read(&app, body).await?;
-    let asked = app.work(move |app| Asked::read(app, Fields::parse(&body.bytes)?)).await?;
+    let asked = body::worked(&app, body, Asked::read).await?;
     let head = Head::new(&app, "chatcmpl-", asked.model);
     if asked.stream {
         let writer =

@@ -43,8 +43,7 @@ pub(crate) async fn completions(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     app.admit()?;
-    let body = body::read(&app, body).await?;
-    let asked = app.work(move |app| Asked::read(app, Fields::parse(&body.bytes)?)).await?;
+    let asked = body::worked(&app, body, Asked::read).await?;
     let head = Head::new(&app, "cmpl-", asked.model);
     let texts = Texts::new(asked.jobs.len(), asked.echo, asked.logprobs);
     if asked.stream {

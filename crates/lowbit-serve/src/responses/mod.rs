@@ -51,16 +51,14 @@ pub(crate) async fn responses(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     app.admit()?;
-    let body = body::read(&app, body).await?;
-    let asked = app.work(move |app| Asked::read(app, Fields::parse(&body.bytes)?)).await?;
+    let asked = body::worked(&app, body, Asked::read).await?;
     let jobs = vec![asked.job];
     if asked.stream {
         let writer = ResponseStream::new(asked.head);
         return Ok(asked.warnings.on(stream(app, record, jobs, writer).await?));
     }
-    let replies = Whole::all(Replies::submit(&app, &record, &jobs)?).await?;
-    let whole = replies.first().ok_or_else(ApiError::internal)?;
-    Ok(asked.warnings.on(answer(&whole_response(&asked.head, whole))))
+    let whole = Whole::one(Replies::submit(&app, &record, &jobs)?).await?;
+    Ok(asked.warnings.on(answer(&whole_response(&asked.head, &whole))))
 }
 
 impl Asked {
