@@ -15,7 +15,7 @@ pub(super) struct Case {
     pub window: Option<usize>,
     /// Standard deviation of q.
     pub spread: f32,
-    /// Whether heads have sinks.
+    /// True if heads have sinks.
     pub sinks: bool,
 }
 
