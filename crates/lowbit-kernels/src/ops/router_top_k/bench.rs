@@ -30,10 +30,10 @@ fn case(tokens: usize, experts: usize, top_k: usize) -> Case {
 fn prepare(tokens: usize, experts: usize, top_k: usize, device: &Device) -> Result<Prepared, KernelError> {
     let host = device.host()?;
     let logits = activations(&[tokens, experts], FloatType::F32, 1, &host)?;
-    let params = RouterParams { top_k, normalize: true };
+    let params = RouterParams::softmax(top_k, true);
     let rows = logits.as_slice::<f32>()?.chunks_exact(experts);
-    let choices = rows.flat_map(|row| reference::router_top_k(row, params)).enumerate();
+    let choices = rows.flat_map(|row| reference::router_top_k(row, &[], params)).enumerate();
     let expected = choices.map(|(index, c)| Expected { index, value: c.weight, bound: c.bound }).collect();
     let logits = logits.to_device(device)?;
-    Ok(Prepared { runs: vec![Box::new(move || Ok(router_top_k(&logits, None, params)?.1))], expected })
+    Ok(Prepared { runs: vec![Box::new(move || Ok(router_top_k(&logits, None, None, params)?.1))], expected })
 }

@@ -1,4 +1,4 @@
-use super::RouterParams;
+use super::{RouterParams, RouterScores};
 use crate::Cpu;
 use crate::simd::{Kernel, Simd, math};
 
@@ -9,19 +9,21 @@ const COST: usize = 16;
 pub(super) fn router_top_k(
     cpu: &Cpu,
     logits: &[f32],
+    bias: Option<&[f32]>,
     experts: usize,
     params: RouterParams,
 ) -> Vec<(u32, f32)> {
     let mut chosen = vec![(u32::MAX, f32::NAN); logits.len() / experts * params.top_k];
     cpu.for_each_rows(&mut chosen, params.top_k, experts * COST, |first, chosen| {
         let logits = &logits[first * experts..];
-        cpu.isa().dispatch(Rows { logits, experts, params, chosen });
+        cpu.isa().dispatch(Rows { logits, bias, experts, params, chosen });
     });
     chosen
 }
 
 struct Rows<'a> {
     logits: &'a [f32],
+    bias: Option<&'a [f32]>,
     experts: usize,
     params: RouterParams,
     chosen: &'a mut [(u32, f32)],
@@ -32,20 +34,38 @@ impl Kernel for Rows<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let RouterParams { top_k, normalize } = self.params;
+        let RouterParams { top_k, normalize, scores, sum_eps, scale, n_group, topk_group } = self.params;
+        let mut choices = vec![0.0; self.experts];
         let rows = self.logits.chunks_exact(self.experts);
         for (logits, chosen) in rows.zip(self.chosen.chunks_exact_mut(top_k)) {
-            select(logits, chosen);
-            let max = chosen[0].1;
-            let all = if normalize { 0.0 } else { sum_of_exp(logits, max) };
-            chosen.iter_mut().for_each(|(_, x)| *x = math::exp(*x - max));
-            let sum = if normalize { chosen.iter().map(|(_, e)| e).sum() } else { all };
-            chosen.iter_mut().for_each(|(_, x)| *x /= sum);
+            let all = match scores {
+                RouterScores::Softmax => {
+                    select(logits, chosen);
+                    let max = chosen[0].1;
+                    chosen.iter_mut().for_each(|(_, x)| *x = math::exp(*x - max));
+                    if normalize { 1.0 } else { sum_of_exp(logits, max) }
+                }
+                RouterScores::Sigmoid => {
+                    let off = f32::NEG_INFINITY;
+                    let choice = |x: f32| if x == off { off } else { math::sigmoid(x) };
+                    choices.iter_mut().zip(logits).for_each(|(c, &x)| *c = choice(x));
+                    let bias = self.bias.unwrap_or_default();
+                    choices.iter_mut().zip(bias).for_each(|(c, bias)| *c += bias);
+                    if topk_group < n_group {
+                        keep_best_groups(&mut choices, n_group, topk_group);
+                    }
+                    select(&choices, chosen);
+                    chosen.iter_mut().for_each(|(id, x)| *x = math::sigmoid(logits[*id as usize]));
+                    1.0
+                }
+            };
+            let sum = if normalize { chosen.iter().map(|(_, x)| x).sum::<f32>() + sum_eps } else { all };
+            chosen.iter_mut().for_each(|(_, x)| *x = *x / sum * scale);
         }
     }
 }
 
-/// The largest logits and their ids, in order, by insertion: a later one must be greater to come
+/// The largest values and their ids, in order, by insertion: a later one must be greater to come
 /// before.
 #[inline(always)]
 fn select(logits: &[f32], chosen: &mut [(u32, f32)]) {
@@ -58,6 +78,29 @@ fn select(logits: &[f32], chosen: &mut [(u32, f32)]) {
         let place = chosen[..count - 1].iter().rposition(|&(_, kept)| kept >= logit).map_or(0, |i| i + 1);
         chosen.copy_within(place..count - 1, place + 1);
         chosen[place] = (id, logit);
+    }
+}
+
+/// Leaves the experts of the groups whose two best ones have the greatest sums, and switches off
+/// the others.
+#[inline(always)]
+fn keep_best_groups(choices: &mut [f32], n_group: usize, topk_group: usize) {
+    let size = choices.len() / n_group;
+    let two_best = |group: &[f32]| {
+        let start = [f32::NEG_INFINITY; 2];
+        let [first, second] = group.iter().fold(start, |[first, second], &x| match x > first {
+            true => [x, first],
+            false => [first, if x > second { x } else { second }],
+        });
+        first + second
+    };
+    let sums: Vec<f32> = choices.chunks_exact(size).map(two_best).collect();
+    let mut best = vec![(u32::MAX, f32::NAN); topk_group];
+    select(&sums, &mut best);
+    for (id, group) in (0u32..).zip(choices.chunks_exact_mut(size)) {
+        if !best.iter().any(|&(kept, _)| kept == id) {
+            group.fill(f32::NEG_INFINITY);
+        }
     }
 }
 

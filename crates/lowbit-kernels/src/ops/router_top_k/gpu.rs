@@ -6,14 +6,14 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::RouterParams;
+use super::{RouterParams, RouterScores};
 use crate::gpu::Gpu;
 use crate::gpu::compile::Target;
 use crate::gpu::cuda::ptx;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
-use crate::gpu::math::{exp, sigmoid};
+use crate::gpu::math::{exp, sigmoid, unless_nan};
 use crate::gpu::rows::{self, Maximum, Minimum, Rows, Sum, reduce};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
@@ -27,6 +27,11 @@ struct RouterConfig {
     rows: Rows,
     dtype: FloatType,
     normalize: bool,
+    scores: RouterScores,
+    /// True if a bias takes part in the choice.
+    bias: bool,
+    /// True if experts are chosen in some of their groups alone.
+    groups: bool,
     /// Experts per unit, whose logits stay in registers; 0 where they are too many for that.
     experts_per_unit: usize,
     /// True if there is a shared expert.
@@ -46,6 +51,22 @@ struct Sizes {
     tokens: u32,
     experts: u32,
     top_k: u32,
+    /// Experts of a group.
+    group_size: u32,
+    topk_group: u32,
+    /// The bits of f32s.
+    sum_eps: u32,
+    scale: u32,
+}
+
+/// The experts of a token.
+#[derive(CubeType)]
+struct TokenExperts {
+    token: usize,
+    experts: usize,
+    group_size: usize,
+    /// The groups that are chosen from: a bit for each.
+    groups: u32,
 }
 
 /// `shared` is the logit of the shared expert of each token, if there is one.
@@ -53,6 +74,7 @@ struct Sizes {
 #[kernel]
 fn router_top_k_select<X: Int>(
     logits: &[X],
+    bias: &[f32],
     shared: &[X],
     ids: &mut [u32],
     weights: &mut [f32],
@@ -70,9 +92,14 @@ fn router_top_k_select<X: Int>(
     let mut last = Choice { key: u32::MAX.runtime(), id: 0u32.runtime() };
     let (mut greatest, mut sum, mut kept) = (0.0f32.runtime(), 0.0f32.runtime(), 0.0f32.runtime());
     let mut bad = false.runtime();
-    let keys = load_keys(logits, (token, experts), config);
+    let group_size = sizes.group_size as usize;
+    let mut of = TokenExperts { token, experts, group_size, groups: u32::MAX.runtime() };
+    if comptime!(config.groups) {
+        of.groups = best_groups(logits, bias, &of, sizes.topk_group as usize, config);
+    }
+    let keys = load_keys(logits, bias, &of, config);
     for slot in 0..top_k {
-        let best = best_of_unit(&keys, logits, (token, experts), slot == 0, &last, config);
+        let best = best_of_unit(&keys, (logits, bias), &of, slot == 0, &last, config);
         last.key = greatest_of(best.key, config);
         last.id = least_of(select(best.key == last.key, best.id, u32::MAX.runtime()), config);
         let logit = of_key(last.key);
@@ -80,10 +107,15 @@ fn router_top_k_select<X: Int>(
             bad = last.key >= comptime!(INFINITE) || last.key <= comptime!(NOTHING);
             greatest = logit;
             if comptime!(!config.normalize) {
-                sum = softmax_sum(logits, (token, experts), greatest, config);
+                sum = total(logits, &of, greatest, config);
             }
         }
-        let weight = exp(logit - greatest);
+        let weight = if comptime!(config.scores == RouterScores::Softmax) {
+            exp(logit - greatest)
+        } else {
+            let id = min(last.id as usize, experts - 1);
+            sigmoid(read(logits, token * experts + id, config.dtype))
+        };
         if comptime!(config.normalize) {
             sum += weight;
         }
@@ -96,13 +128,17 @@ fn router_top_k_select<X: Int>(
             }
         }
     }
+    if comptime!(config.normalize && config.scores == RouterScores::Sigmoid) {
+        sum += f32::reinterpret(sizes.sum_eps);
+    }
     // Each weight is divided by the unit that wrote it.
     let mut slot = unit;
     while writes && slot < top_k {
         if comptime!(!config.one_slot) {
             kept = weights[first + slot];
         }
-        weights[first + slot] = select(bad, f32::reinterpret(0x7fc0_0000u32), kept / sum);
+        weights[first + slot] =
+            select(bad, f32::reinterpret(0x7fc0_0000u32), kept / sum * f32::reinterpret(sizes.scale));
         slot += stride;
     }
     if comptime!(config.shared) && writes && unit == 0 {
@@ -113,39 +149,122 @@ fn router_top_k_select<X: Int>(
 
 /// The keys of a unit's experts for a token, where they stay in registers.
 #[cube]
-fn load_keys<X: Int>(logits: &[X], of: (usize, usize), #[comptime] config: RouterConfig) -> Array<u32> {
-    let (token, experts) = of;
+fn load_keys<X: Int>(
+    logits: &[X],
+    bias: &[f32],
+    of: &TokenExperts,
+    #[comptime] config: RouterConfig,
+) -> Array<u32> {
+    let experts = of.experts;
     let stride = comptime!(rows::lanes_per_row(config.rows));
     let unit = rows::lane_in_row(config.rows);
     let mut keys = Array::<u32>::new(comptime!(config.experts_per_unit.max(1)));
     #[unroll]
     for j in 0..comptime!(config.experts_per_unit) {
         let i = unit + j * stride;
-        keys[j] = select(
-            i < experts,
-            key(read(logits, token * experts + min(i, experts - 1), config.dtype)),
-            0u32.runtime(),
-        );
+        keys[j] =
+            select(i < experts, key(choice(logits, bias, of, min(i, experts - 1), config)), 0u32.runtime());
     }
     keys
 }
 
-/// The sum of `exp(logit - greatest)` over all experts of a token.
+/// The value that expert `i` of a token is chosen by: its logit, or its score plus its bias, and
+/// -inf in a group that is not chosen.
 #[cube]
-fn softmax_sum<X: Int>(
+fn choice<X: Int>(
     logits: &[X],
-    of: (usize, usize),
-    greatest: f32,
+    bias: &[f32],
+    of: &TokenExperts,
+    i: usize,
     #[comptime] config: RouterConfig,
 ) -> f32 {
-    let (token, experts) = of;
-    let mut part = 0.0f32;
-    let mut i = rows::lane_in_row(config.rows);
-    while i < experts {
-        part += exp(read(logits, token * experts + i, config.dtype) - greatest);
-        i += comptime!(rows::lanes_per_row(config.rows));
+    let mut value = read(logits, of.token * of.experts + i, config.dtype);
+    if comptime!(config.scores == RouterScores::Sigmoid) {
+        let mut score = sigmoid(value);
+        if comptime!(config.bias) {
+            score += bias[i];
+        }
+        let infinite = (u32::reinterpret(value) & 0x7fff_ffffu32) == 0x7f80_0000u32;
+        value = select(infinite, value, score);
     }
-    reduce::<f32, Sum>(part, config.rows)
+    if comptime!(config.groups) {
+        let chosen = (of.groups >> (i / of.group_size) as u32) & 1u32;
+        value = select(chosen == 1u32, value, f32::reinterpret(0xff80_0000u32));
+    }
+    value
+}
+
+/// The groups that a token's experts are chosen in, a bit for each: one after the other, as experts
+/// are found.
+#[cube]
+fn best_groups<X: Int>(
+    logits: &[X],
+    bias: &[f32],
+    of: &TokenExperts,
+    topk_group: usize,
+    #[comptime] config: RouterConfig,
+) -> u32 {
+    let stride = comptime!(rows::lanes_per_row(config.rows));
+    let n_group = of.experts / of.group_size;
+    let mut last = Choice { key: u32::MAX.runtime(), id: 0u32.runtime() };
+    let mut groups = 0u32.runtime();
+    for slot in 0..topk_group {
+        let mut best = Choice { key: 0u32.runtime(), id: u32::MAX.runtime() };
+        let mut group = rows::lane_in_row(config.rows);
+        while group < n_group {
+            let id = group as u32;
+            let key = key(two_best(logits, bias, of, group, config));
+            let after = slot == 0 || key < last.key || (key == last.key && id > last.id);
+            if after && key > best.key {
+                best.key = key;
+                best.id = id;
+            }
+            group += stride;
+        }
+        last.key = greatest_of(best.key, config);
+        last.id = least_of(select(best.key == last.key, best.id, u32::MAX.runtime()), config);
+        groups |= 1u32 << (last.id & 31u32);
+    }
+    groups
+}
+
+/// The sum of the two greatest values of a group's experts.
+#[cube]
+fn two_best<X: Int>(
+    logits: &[X],
+    bias: &[f32],
+    of: &TokenExperts,
+    group: usize,
+    #[comptime] config: RouterConfig,
+) -> f32 {
+    let start = group * of.group_size;
+    let (mut first, mut second) = (f32::reinterpret(0xff80_0000u32), f32::reinterpret(0xff80_0000u32));
+    let mut bad = 0.0f32.runtime();
+    for j in 0..of.group_size {
+        let x = choice(logits, bias, of, start + j, config);
+        // NaN is no maximum: it stays NaN in the sum.
+        bad = unless_nan(x, bad);
+        second = select(x > first, first, select(x > second, x, second));
+        first = select(x > first, x, first);
+    }
+    first + second + bad
+}
+
+/// The divisor of weights where that is not their own sum: with softmax the sum of
+/// `exp(logit - greatest)` over all experts of a token.
+#[cube]
+fn total<X: Int>(logits: &[X], of: &TokenExperts, greatest: f32, #[comptime] config: RouterConfig) -> f32 {
+    let mut total = 1.0f32.runtime();
+    if comptime!(config.scores == RouterScores::Softmax) {
+        let mut part = 0.0f32;
+        let mut i = rows::lane_in_row(config.rows);
+        while i < of.experts {
+            part += exp(read(logits, of.token * of.experts + i, config.dtype) - greatest);
+            i += comptime!(rows::lanes_per_row(config.rows));
+        }
+        total = reduce::<f32, Sum>(part, config.rows);
+    }
+    total
 }
 
 /// An expert, and the key of its logit.
@@ -160,13 +279,13 @@ struct Choice {
 #[cube]
 fn best_of_unit<X: Int>(
     keys: &Array<u32>,
-    logits: &[X],
-    of: (usize, usize),
+    values: (&[X], &[f32]),
+    of: &TokenExperts,
     first: bool,
     last: &Choice,
     #[comptime] config: RouterConfig,
 ) -> Choice {
-    let (token, experts) = of;
+    let (logits, bias) = values;
     let stride = comptime!(rows::lanes_per_row(config.rows));
     let unit = rows::lane_in_row(config.rows);
     let mut best = Choice { key: 0u32.runtime(), id: u32::MAX.runtime() };
@@ -182,9 +301,9 @@ fn best_of_unit<X: Int>(
         }
     } else {
         let mut i = unit;
-        while i < experts {
+        while i < of.experts {
             let id = i as u32;
-            let key = key(read(logits, token * experts + i, config.dtype));
+            let key = key(choice(logits, bias, of, i, config));
             let after = first || key < last.key || (key == last.key && id > last.id);
             if after && key > best.key {
                 best.key = key;
@@ -222,8 +341,8 @@ impl RouterConfig {
         target: &Target,
         experts: usize,
         dtype: FloatType,
-        shared: bool,
-        RouterParams { top_k, normalize }: RouterParams,
+        [bias, shared]: [bool; 2],
+        RouterParams { top_k, normalize, scores, n_group, topk_group, .. }: RouterParams,
     ) -> Self {
         let rows = rows(target.plane());
         let units = rows::lanes_per_row(rows);
@@ -232,6 +351,9 @@ impl RouterConfig {
             rows,
             dtype,
             normalize,
+            scores,
+            bias,
+            groups: topk_group < n_group,
             experts_per_unit: per_unit.unwrap_or(0),
             shared,
             redux: target.tensor_cores(),
@@ -253,10 +375,16 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let all = crate::ops::testing::FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]);
     let experts = [64, 256, 4096].into_iter().cycle();
     let code = |((dtype, normalize), experts)| {
-        let params = RouterParams { top_k: experts / 32, normalize };
-        compiled(target, RouterConfig::new(target, experts, dtype, normalize, params)).code()
+        let params = RouterParams::softmax(experts / 32, normalize);
+        compiled(target, RouterConfig::new(target, experts, dtype, [false, normalize], params)).code()
     };
-    all.zip(experts).map(code).collect()
+    let of_sigmoids = [(128, true), (4096, false)].map(|(experts, normalize)| {
+        let n_group = if normalize { 8 } else { 1 };
+        let params = RouterParams { n_group, ..RouterParams::sigmoid(8, normalize, 1e-20) };
+        let config = RouterConfig::new(target, experts, FloatType::BF16, [normalize, false], params);
+        compiled(target, config).code()
+    });
+    all.zip(experts).map(code).chain(of_sigmoids).collect()
 }
 
 /// See [`super::router_top_k`]; everything was checked.
@@ -264,7 +392,7 @@ pub(super) fn router_top_k(
     op: Check,
     gpu: &Gpu,
     logits: &Tensor,
-    shared: Option<&Tensor>,
+    [bias, shared]: [Option<&Tensor>; 2],
     params: RouterParams,
 ) -> Result<(Tensor, Tensor), KernelError> {
     let (tokens, experts) = (logits.dim(0), logits.dim(1));
@@ -276,10 +404,12 @@ pub(super) fn router_top_k(
     }
     op.index(logits.len())?;
     let dtype = op.float("logits", logits)?;
-    let config = RouterConfig::new(gpu.target(), experts, dtype, shared.is_some(), params);
+    let some = [bias.is_some(), shared.is_some()];
+    let config = RouterConfig::new(gpu.target(), experts, dtype, some, params);
     let arguments = RouterTopKSelect {
         logits: logits.buffer()?,
-        // An unused operand gets a placeholder buffer.
+        // Unused operands get a placeholder buffer.
+        bias: bias.unwrap_or(&weights).buffer()?,
         shared: shared.unwrap_or(logits).buffer()?,
         ids: ids.buffer()?,
         weights: weights.buffer()?,
@@ -287,6 +417,10 @@ pub(super) fn router_top_k(
             tokens: op.index(tokens)?,
             experts: op.index(experts)?,
             top_k: op.index(params.top_k)?,
+            group_size: op.index(experts / params.n_group)?,
+            topk_group: op.index(params.topk_group)?,
+            sum_eps: params.sum_eps.to_bits(),
+            scale: params.scale.to_bits(),
         },
     };
     // SAFETY: the sizes are the tensors', and planes past the last token write nothing.

@@ -10,8 +10,8 @@ use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid};
 use crate::gpu::rows::{self, Maximum, Rows, Sum, reduce};
-use crate::ops::RouterParams;
 use crate::ops::router_top_k::gpu::rows as planes;
+use crate::ops::router_top_k::{RouterParams, RouterScores};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -21,6 +21,7 @@ use cubecl_core::prelude::*;
 struct Config {
     rows: Rows,
     normalize: bool,
+    scores: RouterScores,
 }
 
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
@@ -30,6 +31,9 @@ struct Sizes {
     top_k: u32,
     /// Ids per token: `top_k`, and one more where there is a shared expert.
     slots: u32,
+    /// The bits of f32s.
+    sum_eps: u32,
+    scale: u32,
 }
 
 #[kernel]
@@ -51,11 +55,13 @@ fn router_top_k_backward(
     let (first, chosen) = (token * sizes.experts as usize, token * sizes.slots as usize);
     let mut greatest = f32::reinterpret(0xff80_0000u32);
     let mut i = lane;
-    while i < experts {
-        greatest = max(greatest, logits[first + i]);
-        i += stride;
+    if comptime!(config.scores == RouterScores::Softmax) {
+        while i < experts {
+            greatest = max(greatest, logits[first + i]);
+            i += stride;
+        }
+        greatest = reduce::<f32, Maximum>(greatest, config.rows);
     }
-    let greatest = reduce::<f32, Maximum>(greatest, config.rows);
     // Of the chosen experts alone: their sum, and that of their gradients.
     let mut of_chosen = 0.0f32;
     let mut along = 0.0f32;
@@ -64,7 +70,7 @@ fn router_top_k_backward(
     while slot < top_k {
         let id = ids[chosen + slot];
         if id < sizes.experts {
-            let e = exp(logits[first + id as usize] - greatest);
+            let e = score(logits[first + id as usize], greatest, config.scores);
             of_chosen += e;
             along += e * dweights[chosen + slot];
         } else {
@@ -73,7 +79,7 @@ fn router_top_k_backward(
         slot += stride;
     }
     let mut sum = of_chosen;
-    if comptime!(!config.normalize) {
+    if comptime!(!config.normalize && config.scores == RouterScores::Softmax) {
         sum = 0.0f32;
         let mut i = lane;
         while i < experts {
@@ -81,14 +87,26 @@ fn router_top_k_backward(
             i += stride;
         }
     }
-    let sum = reduce::<f32, Sum>(sum, config.rows);
-    let along = reduce::<f32, Sum>(along, config.rows) / sum;
+    sum = reduce::<f32, Sum>(sum, config.rows);
+    if comptime!(config.scores == RouterScores::Sigmoid) {
+        sum += f32::reinterpret(sizes.sum_eps);
+    }
+    along = reduce::<f32, Sum>(along, config.rows) / sum;
+    if comptime!(!config.normalize && config.scores == RouterScores::Sigmoid) {
+        sum = 1.0f32;
+        along = 0.0f32;
+    }
+    let scale = f32::reinterpret(sizes.scale);
     let wrong = reduce::<u32, Maximum>(wrong, config.rows);
     let mut i = lane;
     while i < experts {
-        let p = exp(logits[first + i] - greatest) / sum;
+        let logit = logits[first + i];
+        let mut p = score(logit, greatest, config.scores) / sum;
+        if comptime!(config.scores == RouterScores::Sigmoid) {
+            p *= sigmoid(-logit);
+        }
         let mut dlogit = 0.0f32;
-        if comptime!(!config.normalize) {
+        if comptime!(!config.normalize && config.scores == RouterScores::Softmax) {
             dlogit = -(p * along);
         }
         for slot in 0..top_k {
@@ -96,9 +114,15 @@ fn router_top_k_backward(
                 dlogit = p * (dweights[chosen + slot] - along);
             }
         }
-        dlogits[first + i] = select(wrong == 0u32, dlogit, f32::reinterpret(0x7fc0_0000u32));
+        dlogits[first + i] = select(wrong == 0u32, dlogit * scale, f32::reinterpret(0x7fc0_0000u32));
         i += stride;
     }
+}
+
+/// The term of a logit in the sum that divides weights.
+#[cube]
+fn score(logit: f32, greatest: f32, #[comptime] scores: RouterScores) -> f32 {
+    if comptime!(scores == RouterScores::Softmax) { exp(logit - greatest) } else { sigmoid(logit) }
 }
 
 /// `dshared[t] = sigmoid'(shared[t]) * dweights[t, slots - 1]`.
@@ -113,9 +137,10 @@ fn router_top_k_backward_shared(shared: &[f32], dweights: &[f32], dshared: &mut 
     }
 }
 
-fn compiled(target: &Target, normalize: bool) -> (Kernel<RouterTopKBackward<'static>>, Rows) {
+fn compiled(target: &Target, params: RouterParams) -> (Kernel<RouterTopKBackward<'static>>, Rows) {
     let rows = planes(target.plane());
-    (RouterTopKBackward::kernel(target, rows.units, Config { rows, normalize }), rows)
+    let config = Config { rows, normalize: params.normalize, scores: params.scores };
+    (RouterTopKBackward::kernel(target, rows.units, config), rows)
 }
 
 #[cfg(test)]
@@ -123,11 +148,12 @@ inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    vec![
-        compiled(target, false).0.code(),
-        compiled(target, true).0.code(),
-        RouterTopKBackwardShared::kernel(target, UNITS).code(),
-    ]
+    let scores = [RouterScores::Softmax, RouterScores::Sigmoid];
+    let all = scores.into_iter().flat_map(|scores| [false, true].map(|normalize| (scores, normalize)));
+    let code = |(scores, normalize)| {
+        compiled(target, RouterParams { scores, ..RouterParams::softmax(1, normalize) }).0.code()
+    };
+    all.map(code).chain([RouterTopKBackwardShared::kernel(target, UNITS).code()]).collect()
 }
 
 /// See [`super::router_top_k_backward`]; everything was checked, and logits and the shared expert's
@@ -151,6 +177,8 @@ pub(super) fn backward(
         experts: CHECK.index(experts)?,
         top_k: CHECK.index(params.top_k)?,
         slots: CHECK.index(ids.dim(1))?,
+        sum_eps: params.sum_eps.to_bits(),
+        scale: params.scale.to_bits(),
     };
     let arguments = RouterTopKBackward {
         logits: logits.buffer()?,
@@ -159,7 +187,7 @@ pub(super) fn backward(
         dlogits: dlogits.buffer()?,
         sizes,
     };
-    let (kernel, rows) = compiled(gpu.target(), params.normalize);
+    let (kernel, rows) = compiled(gpu.target(), params);
     // SAFETY: the sizes are the tensors', planes past the last token write nothing, and ids that
     // are no expert's read nothing.
     unsafe { gpu.launch(kernel, rows.cubes(tokens), arguments)? };

@@ -5,7 +5,7 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use super::RouterParams;
+use super::{RouterParams, RouterScores};
 use crate::ops::Check;
 use crate::simd::math;
 use crate::{Cpu, Device, KernelError, Tensor};
@@ -23,11 +23,14 @@ pub struct RouterTopKGradient {
 }
 
 /// The gradients by the logits, for the experts that were chosen: the choice itself is a constant.
-/// With `p` the softmax over all experts, or over the chosen ones when `normalize`, and `dp[e]` the
-/// dweights of expert e, 0 where it was not chosen:
+/// With `dp[e]` the dweights of expert e, 0 where it was not chosen, `p` the softmax over all
+/// experts, or over the chosen ones when `normalize`, `s` the sigmoids, and `n` the sum of the
+/// chosen ones plus `sum_eps`:
 ///
 /// ```text
-/// dlogits[t, e] = p[e] * (dp[e] - sum over f of p[f] * dp[f])
+/// dlogits[t, e] = scale * p[e] * (dp[e] - sum over f of p[f] * dp[f])
+/// dlogits[t, e] = scale * s[e] * (1 - s[e]) / n * (dp[e] - sum over f of s[f] / n * dp[f])   normalised
+/// dlogits[t, e] = scale * s[e] * (1 - s[e]) * dp[e]                                          or not
 /// dshared[t]    = sigmoid(shared[t]) * (1 - sigmoid(shared[t])) * dweights[t, top_k]
 /// ```
 /// | operand | shape | dtype |
@@ -91,7 +94,12 @@ fn backward(
         for (t, row) in (first..).zip(rows.chunks_exact_mut(experts)) {
             let chosen = ids[t * slots..].iter().take(params.top_k).map(|&id| id as usize);
             let chosen: Vec<(usize, f32)> = chosen.zip(dweights[t * slots..].iter().copied()).collect();
-            token(&logits[t * experts..(t + 1) * experts], &chosen, params.normalize, row);
+            let logits = &logits[t * experts..(t + 1) * experts];
+            match params.scores {
+                RouterScores::Softmax => of_softmax(logits, &chosen, params.normalize, row),
+                RouterScores::Sigmoid => of_sigmoids(logits, &chosen, params, row),
+            }
+            row.iter_mut().for_each(|dlogit| *dlogit *= params.scale);
         }
     });
     let dshared = shared.map(|mut dshared| {
@@ -104,8 +112,24 @@ fn backward(
     Ok(RouterTopKGradient { dlogits, dshared: dshared.transpose()? })
 }
 
-/// One token's dlogits, which are zero; `chosen` are experts and their dweights.
-fn token(logits: &[f32], chosen: &[(usize, f32)], normalize: bool, dlogits: &mut [f32]) {
+/// One token's dlogits with sigmoids, which are zero; `chosen` are experts and their dweights.
+fn of_sigmoids(logits: &[f32], chosen: &[(usize, f32)], params: RouterParams, dlogits: &mut [f32]) {
+    let score = |e: usize| math::sigmoid(logits[e]);
+    let (sum, along) = match params.normalize {
+        false => (1.0, 0.0),
+        true => {
+            let sum = chosen.iter().map(|&(e, _)| score(e)).sum::<f32>() + params.sum_eps;
+            (sum, chosen.iter().map(|&(e, dp)| score(e) / sum * dp).sum())
+        }
+    };
+    for &(e, dp) in chosen {
+        // 1 - sigmoid(x) is sigmoid(-x), which keeps its digits.
+        dlogits[e] = score(e) * math::sigmoid(-logits[e]) / sum * (dp - along);
+    }
+}
+
+/// The same with softmax.
+fn of_softmax(logits: &[f32], chosen: &[(usize, f32)], normalize: bool, dlogits: &mut [f32]) {
     let max = logits.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
     let exp = |e: usize| math::exp(logits[e] - max);
     let sum: f32 = match normalize {
