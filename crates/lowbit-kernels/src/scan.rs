@@ -1,4 +1,5 @@
 use crate::Cpu;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Cuts an op that carries state along sequences into independent pieces: a sequence and a block of
@@ -11,8 +12,11 @@ pub(crate) struct Scan<'a> {
     pub width: usize,
     /// Columns of a piece; the last one of a sequence may have fewer.
     pub block: usize,
-    /// State elements a column; the state is `[sequences, width, ..]`.
+    /// State elements a column; the state is `[sequences, width, ..]`, or `[rows, width, ..]`.
     pub state: usize,
+    /// The row of the state of each sequence; `None` if sequence `s` has row `s`. Of sequences that
+    /// share a row, the first leaves its state there; the others start from the same state.
+    pub slots: Option<&'a [u32]>,
 }
 
 /// One piece of a [`Scan`].
@@ -82,19 +86,45 @@ impl Scan<'_> {
                 rows.extend(cut[tokens.clone()].iter_mut().map(|row| row.next().expect("a block a piece")));
             }
         }
-        let (mut rows, mut states) = (rows.as_mut_slice(), state);
+        let mut rows = rows.as_mut_slice();
         let mut pieces = Vec::with_capacity(self.sequences.len() * blocks);
-        for tokens in self.sequences {
+        let mut copies = self.copies(state);
+        for (tokens, mut states) in
+            self.filled().map(|(tokens, _)| tokens).zip(self.states(state, &mut copies))
+        {
             for block in 0..blocks {
                 let columns = block * self.block..self.width.min((block + 1) * self.block);
                 let y = rows.split_off_mut(..tokens.len()).expect("a row a token");
                 let state =
                     states.split_off_mut(..columns.len() * self.state).expect("state for each column");
-                if !tokens.is_empty() {
-                    pieces.push(Piece { tokens: tokens.clone(), columns, y, state });
-                }
+                pieces.push(Piece { tokens: tokens.clone(), columns, y, state });
             }
         }
         f(pieces);
+    }
+
+    /// The sequences that have tokens, and their rows of the state.
+    fn filled(&self) -> impl Iterator<Item = (&Range<usize>, usize)> {
+        let row = |sequence| self.slots.map_or(sequence, |slots| slots[sequence] as usize);
+        let all = self.sequences.iter().enumerate().map(move |(sequence, tokens)| (tokens, row(sequence)));
+        all.filter(|(tokens, _)| !tokens.is_empty())
+    }
+
+    /// Copies of the rows that several sequences start from, one for each of them but the first.
+    fn copies(&self, state: &[f32]) -> Vec<f32> {
+        let (len, mut taken) = (self.width * self.state, HashSet::new());
+        let shared = self.filled().filter(|&(_, row)| !taken.insert(row));
+        shared.flat_map(|(_, row)| &state[row * len..][..len]).copied().collect()
+    }
+
+    /// The state of each sequence that has tokens: its row, or the next copy if an earlier sequence
+    /// has the row.
+    fn states<'s>(&self, state: &'s mut [f32], copies: &'s mut [f32]) -> Vec<&'s mut [f32]> {
+        // Without state per column every row is empty.
+        let len = (self.width * self.state).max(1);
+        let mut rows: Vec<_> = state.chunks_mut(len).map(Some).collect();
+        let mut copies = copies.chunks_mut(len);
+        let mut take = |row: usize| rows.get_mut(row).and_then(Option::take).or_else(|| copies.next());
+        self.filled().map(|(_, row)| take(row).unwrap_or_default()).collect()
     }
 }

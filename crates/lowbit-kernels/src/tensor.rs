@@ -261,6 +261,31 @@ impl Tensor {
         Ok(())
     }
 
+    /// Overwrites elements from the `first` on with `values`. On a GPU in place: replays of a
+    /// captured pass that reads this tensor see them, and so do tensors that share its storage. On
+    /// a CPU a tensor that shares its storage gets its own first.
+    ///
+    /// # Errors
+    /// [`KernelError::DType`] and [`KernelError::Shape`] for values of another type, or more than
+    /// there are elements; [`KernelError::Gpu`].
+    pub fn write_at<T: Element>(&mut self, first: usize, values: &[T]) -> Result<(), KernelError> {
+        self.expect_dtype(T::DTYPE)?;
+        let Some(end) = first.checked_add(values.len()).filter(|&end| end <= self.len()) else {
+            let want = format!("{} values from element {first} on were given", values.len());
+            return Err(KernelError::Shape { op: "write", operand: "x", got: self.shape.clone(), want });
+        };
+        if values.is_empty() {
+            return Ok(());
+        }
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(gpu) = &self.device {
+            let (memory, start) = self.memory()?;
+            return gpu.write(memory, start + first * T::DTYPE.size(), bytemuck::cast_slice(values));
+        }
+        self.as_mut_slice::<T>()?[first..end].copy_from_slice(values);
+        Ok(())
+    }
+
     /// Sets all elements to zero, in place. A tensor that shares its storage gets its own first.
     ///
     /// # Errors

@@ -213,9 +213,17 @@ pub(crate) fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+/// All elements of a result: floats, or ids that an f32 holds.
+fn numbers(y: &Tensor) -> Result<Vec<f32>, KernelError> {
+    let y = y.to_device(&y.device().host()?)?;
+    match y.dtype() {
+        DType::U32 => Ok(y.as_slice::<u32>()?.iter().map(|&id| id as f32).collect()),
+        _ => Ok(y.cast(DType::F32)?.as_slice::<f32>()?.to_vec()),
+    }
+}
+
 fn error_over_bound(case: &Case, y: &Tensor, expected: &[Expected]) -> Result<f64, KernelError> {
-    let y = y.to_device(&y.device().host()?)?.cast(DType::F32)?;
-    let y = y.as_slice::<f32>()?;
+    let y = numbers(y)?;
     let mut worst = 0.0f64;
     for want in expected {
         let error = (f64::from(y[want.index]) - want.value).abs();

@@ -152,13 +152,18 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError>;
-    /// Asks for the word at byte `start` as it is when all recorded work is done. Work recorded
-    /// later does not wait until the host has it, if the driver has such reads; other drivers wait
-    /// here.
-    fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
-        let mut word = [0; 4];
-        self.download(memory, start, &mut word)?;
-        Ok(Box::new(u32::from_ne_bytes(word)))
+    /// Asks for the `count` words from byte `start` on as they are when all recorded work is done.
+    /// Work recorded later does not wait until the host has them, if the driver has such reads;
+    /// other drivers wait here.
+    fn read_later(
+        &self,
+        memory: &Memory,
+        start: usize,
+        count: usize,
+    ) -> Result<Box<dyn Pending>, KernelError> {
+        let mut words = vec![0u32; count];
+        self.download(memory, start, bytemuck::cast_slice_mut(&mut words))?;
+        Ok(Box::new(words))
     }
     /// Records a launch.
     ///
@@ -226,15 +231,15 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// A word on its way to the host.
+/// Words on their way to the host.
 pub(crate) trait Pending: std::fmt::Debug {
-    /// Waits for it.
-    fn wait(self: Box<Self>) -> Result<u32, KernelError>;
+    /// Waits for them.
+    fn wait(self: Box<Self>) -> Result<Vec<u32>, KernelError>;
 }
 
-/// One that is there.
-impl Pending for u32 {
-    fn wait(self: Box<Self>) -> Result<u32, KernelError> {
+/// Words that are there.
+impl Pending for Vec<u32> {
+    fn wait(self: Box<Self>) -> Result<Self, KernelError> {
         Ok(*self)
     }
 }
@@ -375,8 +380,13 @@ impl Gpu {
         self.0.write(memory, start, bytes)
     }
 
-    pub(crate) fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
-        self.0.read_later(memory, start)
+    pub(crate) fn read_later(
+        &self,
+        memory: &Memory,
+        start: usize,
+        count: usize,
+    ) -> Result<Box<dyn Pending>, KernelError> {
+        self.0.read_later(memory, start, count)
     }
 
     pub(crate) fn download(

@@ -86,6 +86,15 @@ pub(crate) fn pack<S: Int, V: Size>(
     vector
 }
 
+/// The bits of a NaN.
+pub(crate) fn nan(float: FloatType) -> u32 {
+    match float {
+        FloatType::F32 => 0x7fc0_0000,
+        FloatType::F16 => 0x7e00,
+        FloatType::BF16 => 0x7fc0,
+    }
+}
+
 /// Evaluates `$body` with the type `$storage` standing for the unsigned integer that a buffer holds
 /// a [`FloatType`] in.
 macro_rules! with_storage {

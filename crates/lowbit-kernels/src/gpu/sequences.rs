@@ -7,8 +7,48 @@
 //! host can launch work for every slot without knowing the lengths. Offsets may be wrong: all
 //! functions here stay within `tokens` even then.
 
+use super::launch::LaunchArgs;
+use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
+
+/// The sequences of a call that carries a state along each: their offsets, and the rows of the
+/// state that they read and write.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+pub(crate) struct Sequences {
+    pub offsets: Box<[u32]>,
+    /// Read only where the states are in a pool.
+    pub rows: Box<[u32]>,
+}
+
+impl<'a> SequencesArgs<'a> {
+    /// `slots` are the rows of a pool; without them sequence `s` has row `s`.
+    pub fn new(cu_seqlens: &'a Tensor, slots: Option<&'a Tensor>) -> Result<Self, KernelError> {
+        // An unused operand gets a placeholder buffer.
+        Ok(Self { offsets: cu_seqlens.buffer()?, rows: slots.unwrap_or(cu_seqlens).buffer()? })
+    }
+}
+
+/// The row of the state that a sequence has. `counts` are the sequences and the rows; the result is
+/// the number of rows, one past the last, if there is no such sequence or the pool lacks its row.
+#[cube]
+pub(crate) fn state_row(
+    of: &Sequences,
+    sequence: usize,
+    counts: (usize, usize),
+    #[comptime] pooled: bool,
+) -> usize {
+    let (sequences, rows) = counts;
+    let mut row = rows;
+    if sequence < sequences {
+        if comptime!(pooled) {
+            row = min(of.rows[sequence] as usize, rows);
+        } else {
+            row = sequence;
+        }
+    }
+    row
+}
 
 /// The most slots for the pieces of `sequences` sequences with `tokens` tokens in all.
 pub(crate) fn slots(tokens: usize, sequences: usize, size: usize) -> usize {

@@ -24,11 +24,6 @@ impl Check {
         KernelError::Unsupported { op: self.0, device: device.to_string() }
     }
 
-    /// Checks that the host can read an operand.
-    pub fn host(self, x: &Tensor) -> Result<(), KernelError> {
-        x.device().as_cpu(self.0).map(|_| ())
-    }
-
     /// Checks that an operand is on the same device as `x`.
     pub fn same_device(self, operand: &'static str, got: &Device, x: &Device) -> Result<(), KernelError> {
         if got.is(x) {
@@ -128,25 +123,30 @@ impl Check {
         KernelError::Value { op: self.0, operand, got: got.to_string(), want: want.into() }
     }
 
-    /// Checks that `cu_seqlens` is u32 `[S + 1]`, where `state` has one row per sequence.
-    pub fn offsets(self, cu_seqlens: &Tensor, state: &Tensor) -> Result<(), KernelError> {
-        self.dtype("cu_seqlens", cu_seqlens, DType::U32)?;
-        let count = state.shape().first().copied().unwrap_or(0);
-        self.shape("cu_seqlens", cu_seqlens, &[count + 1], || format!("state {:?}", state.shape()))
-    }
-
-    /// The token range of each sequence, from `cu_seqlens` in the host's memory; checks all that
-    /// [`Self::offsets`] does, and that the ranges cover `tokens` tokens.
-    pub fn sequences(
+    /// Checks that `cu_seqlens` is u32 `[S + 1]`, where `state` has one row per sequence, or a row
+    /// for each of the `slots`, u32 `[S]`.
+    pub fn offsets(
         self,
         cu_seqlens: &Tensor,
-        tokens: usize,
         state: &Tensor,
-    ) -> Result<Vec<Range<usize>>, KernelError> {
-        self.offsets(cu_seqlens, state)?;
-        self.host(cu_seqlens)?;
+        slots: Option<&Tensor>,
+    ) -> Result<(), KernelError> {
+        self.dtype("cu_seqlens", cu_seqlens, DType::U32)?;
+        let rows = state.shape().first().copied().unwrap_or(0);
+        let Some(slots) = slots else {
+            let why = || format!("state {:?}", state.shape());
+            return self.shape("cu_seqlens", cu_seqlens, &[rows + 1], why);
+        };
+        let [sequences] = self.dims("slots", slots, "[S]")?;
+        self.shape("cu_seqlens", cu_seqlens, &[sequences + 1], || format!("slots {:?}", slots.shape()))?;
+        self.ids("slots", slots, rows)
+    }
+
+    /// The token range of each sequence, from `cu_seqlens` in the host's memory, which
+    /// [`Self::offsets`] has checked. The ranges must cover `tokens` tokens.
+    pub fn sequences(self, cu_seqlens: &Tensor, tokens: usize) -> Result<Vec<Range<usize>>, KernelError> {
         let offsets = cu_seqlens.as_slice::<u32>()?;
-        let rises = offsets.is_sorted() && offsets[0] == 0;
+        let rises = offsets.is_sorted() && offsets.first() == Some(&0);
         if !rises || offsets.last().is_none_or(|&end| end as usize != tokens) {
             return Err(KernelError::Value {
                 op: self.0,

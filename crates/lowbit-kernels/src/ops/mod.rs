@@ -22,6 +22,7 @@ pub mod causal_conv1d;
 mod check;
 pub mod combine_experts;
 pub mod concat;
+pub mod copy_rows;
 pub mod delta_gates;
 pub mod dequant_gather;
 pub mod distillation_loss;
@@ -35,9 +36,11 @@ pub mod kv_append;
 pub mod kv_gather;
 pub mod l2_norm;
 pub mod logit_bias;
+pub mod logit_mask;
 pub mod matmul;
 pub mod mul;
 pub mod narrow;
+pub mod pages;
 pub mod qdq;
 pub mod quantized_matmul;
 pub mod rms_norm;
@@ -53,12 +56,13 @@ pub use adam::{Adam, AdamStep, adam, adam_slices};
 pub use add::add;
 pub use add_rms_norm::{AddRmsNormGradient, add_rms_norm, add_rms_norm_backward};
 pub use argmax::argmax;
-pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward};
+pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward, attention_paged};
 pub use causal_conv1d::{
-    Activation, CausalConv1dGradient, CausalConv1dInputs, causal_conv1d, causal_conv1d_backward,
+    Activation, CausalConv1dGradient, CausalConv1dInputs, SlotState, causal_conv1d, causal_conv1d_backward,
 };
 pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_experts_backward};
 pub use concat::{concat, concat_rows};
+pub use copy_rows::copy_rows;
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
 pub use dequant_gather::{dequant_gather, dequant_gather_backward_scales, dequant_gather_backward_values};
 pub use distillation_loss::{
@@ -79,9 +83,11 @@ pub use kv_append::kv_append;
 pub use kv_gather::kv_gather;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
 pub use logit_bias::{LogitBias, logit_bias};
+pub use logit_mask::{LogitMask, logit_mask};
 pub use matmul::matmul;
 pub use mul::{MulGradient, mul, mul_backward};
 pub use narrow::narrow;
+pub use pages::{PAGE_TOKENS, Pages, PagesMut, gather_pages};
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{
     AddRmsNorm, Input, Norm, Operand, ScalesGradient, WeightGradient, WeightPart, gated_mlp,
@@ -94,11 +100,14 @@ pub use rms_norm::{
     rms_norm_backward, rms_norm_to,
 };
 pub use rms_norm_rope::{
-    RmsNormRope, RmsNormRopeGradient, rms_norm_rope, rms_norm_rope_append, rms_norm_rope_backward,
+    RmsNormRope, RmsNormRopeGradient, rms_norm_rope, rms_norm_rope_append, rms_norm_rope_append_paged,
+    rms_norm_rope_backward,
 };
 pub use rope::{Llama3, LongRope, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
-pub use router_top_k::{RouterParams, RouterTopKGradient, router_top_k, router_top_k_backward};
-pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
+pub use router_top_k::{RouterParams, RouterScores, RouterTopKGradient, router_top_k, router_top_k_backward};
+pub use sample::{
+    DecodeBatch, DecodeState, Drawn, DrawnRows, SampleKind, SampleParams, sample, sample_next, sample_rows,
+};
 pub use sum_rows::sum_rows;
 
 pub(crate) use check::Check;

@@ -2,7 +2,7 @@
 
 use super::{Named, Tape, Var};
 use crate::cache::KvCache;
-use crate::layers::RmsNorm;
+use crate::layers::{PoolRows, RmsNorm};
 use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::Arc;
@@ -63,6 +63,31 @@ pub(crate) fn attention(
         }
         gradients.add(slots[2], ops::kv_gather(&dv, &positions)?)
     }))
+}
+
+/// The same for sequences in a pool: a token of each, or tokens of one.
+pub(crate) fn attention_in_pool(
+    cache: &mut KvCache,
+    qkv: [&Var; 3],
+    rows: &PoolRows,
+    heads: &Heads<'_>,
+) -> Result<Var, KernelError> {
+    if qkv.iter().any(|x| x.tape().is_some()) {
+        let (got, want) = ("in a pool".into(), "a gradient takes caches of its own".into());
+        return Err(KernelError::Value { op: "attention", operand: "caches", got, want });
+    }
+    let Heads { head_dim, norms, rope, sinks, params } = *heads;
+    let norms =
+        norms.map_or([None, None], |norms| norms.each_ref().map(|norm| Some(HeadNorm::new(norm, None))));
+    let rotations = norms.each_ref().map(|norm| HeadNorm::rotation(norm.as_ref(), head_dim, rope));
+    let q = cache.append_paged(qkv.map(Var::tensor), rows, rotations.each_ref())?;
+    let (pages, positions) = (cache.pages(rows), &rows.positions);
+    if q.dim(0) == rows.slots.len() {
+        return Ok(ops::attention_paged(&q, pages, positions, sinks, &params)?.into());
+    }
+    let table = rows.table.reshape(&[rows.table.len()])?;
+    let [keys, values] = [pages.keys, pages.values].map(|pages| ops::gather_pages(pages, &table));
+    Ok(ops::attention(&q, &keys?, &values?, positions, sinks, &params)?.into())
 }
 
 impl HeadNorm {

@@ -6,7 +6,7 @@ use super::{Named, Tape, Var};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
     self, Activation, CausalConv1dInputs, DeltaGates, Gate, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
-    Operand, RouterParams, WeightGradient, WeightPart,
+    Operand, RouterParams, SlotState, WeightGradient, WeightPart,
 };
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
@@ -262,19 +262,29 @@ fn gated_rms_norm(x: &Var, gate: &Var, Norm { weight, eps }: Norm<'_>) -> Result
     }))
 }
 
+/// Checks that a state of which a gradient is taken has no slots.
+fn no_slots(op: &'static str, slots: Option<&Tensor>) -> Result<()> {
+    slots.map_or(Ok(()), |slots| {
+        let (operand, got) = ("slots", slots.shape().to_vec());
+        Err(KernelError::Shape { op, operand, got, want: "gradients take a state per sequence".into() })
+    })
+}
+
 /// [`ops::causal_conv1d()`] without a bias. A state that is read is a constant.
-pub(crate) fn causal_conv1d(
+pub(crate) fn causal_conv1d<'a>(
     x: &Var,
     weight: &Named<Tensor>,
-    state: &mut Tensor,
+    state: impl Into<SlotState<'a>>,
     cu_seqlens: &Tensor,
     activation: Option<Activation>,
 ) -> Result<Var> {
+    let state = state.into();
     let Some(tape) = x.tape() else {
         let y = ops::causal_conv1d(&x.tensor, &weight.value, None, state, cu_seqlens, activation)?;
         return Ok(y.into());
     };
-    let ((weight, name), before) = (tape.tensor(weight), state.clone());
+    no_slots("causal_conv1d", state.slots)?;
+    let ((weight, name), before) = (tape.tensor(weight), state.state.clone());
     let y = ops::causal_conv1d(&x.tensor, &weight, None, state, cu_seqlens, activation)?;
     let (x, slot, cu_seqlens) = (x.tensor.clone(), x.slot(), cu_seqlens.clone());
     Ok(tape.record_one(y, move |dy, gradients| {
@@ -302,6 +312,7 @@ pub(crate) struct DeltaRuleInputs<'a> {
     pub a_log: &'a Named<Tensor>,
     pub dt_bias: &'a Named<Tensor>,
     pub cu_seqlens: &'a Tensor,
+    pub slots: Option<&'a Tensor>,
 }
 
 /// [`ops::gated_delta_rule()`]. A state that is read is a constant.
@@ -310,16 +321,17 @@ pub(crate) fn gated_delta_rule(
     state: &mut Tensor,
     rule: &GatedDeltaRule,
 ) -> Result<Var> {
-    let DeltaRuleInputs { qkv, a, b, a_log, dt_bias, cu_seqlens } = *inputs;
+    let DeltaRuleInputs { qkv, a, b, a_log, dt_bias, cu_seqlens, slots } = *inputs;
     let vars = [qkv[0], qkv[1], qkv[2], a, b];
     let run = |state: &mut Tensor, a_log: &Tensor, dt_bias: &Tensor| {
         let gates = DeltaGates::Raw { a: &a.tensor, b: &b.tensor, a_log, dt_bias };
         let [q, k, v] = qkv.map(|x| &x.tensor);
-        ops::gated_delta_rule(&GatedDeltaInputs { q, k, v, gates, cu_seqlens }, state, rule)
+        ops::gated_delta_rule(&GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots }, state, rule)
     };
     let Some(tape) = vars.iter().find_map(|x| x.tape()) else {
         return Ok(run(state, &a_log.value, &dt_bias.value)?.into());
     };
+    no_slots("gated_delta_rule", slots)?;
     let ((a_log, a_log_name), (dt_bias, dt_bias_name)) = (tape.tensor(a_log), tape.tensor(dt_bias));
     let before = state.clone();
     let y = run(state, &a_log, &dt_bias)?;
@@ -327,7 +339,7 @@ pub(crate) fn gated_delta_rule(
     let [q, k, v, a, b] = vars.map(|x| x.tensor.clone());
     Ok(tape.record_one(y, move |dy, gradients| {
         let gates = DeltaGates::Raw { a: &a, b: &b, a_log: &a_log, dt_bias: &dt_bias };
-        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens };
+        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens, slots: None };
         let gradient = ops::gated_delta_rule_backward(&inputs, &before, &rule, dy)?;
         let GatesGradient::Raw(dgates) = gradient.dgates else { unreachable!("the gates were raw") };
         gradients.add_tensor(a_log_name.as_ref(), dgates.da_log)?;
@@ -337,13 +349,15 @@ pub(crate) fn gated_delta_rule(
     }))
 }
 
-/// [`ops::router_top_k()`]: the ids, and the weights. The choice of experts is a constant.
+/// [`ops::router_top_k()`]: the ids, and the weights. The choice of experts, and `bias`, are
+/// constants.
 pub(crate) fn router_top_k(
     logits: &Var,
+    bias: Option<&Tensor>,
     shared: Option<&Var>,
     params: RouterParams,
 ) -> Result<(Tensor, Var)> {
-    let (ids, weights) = ops::router_top_k(&logits.tensor, shared.map(Var::tensor), params)?;
+    let (ids, weights) = ops::router_top_k(&logits.tensor, bias, shared.map(Var::tensor), params)?;
     let Some(tape) = logits.tape() else { return Ok((ids, weights.into())) };
     let (slot, shared_slot) = (logits.slot(), shared.and_then(Var::slot));
     let (logits, shared, kept) = (logits.tensor.clone(), shared.map(|x| x.tensor.clone()), ids.clone());
@@ -366,4 +380,50 @@ pub(crate) fn combine_experts(x: &Var, weights: &Var) -> Result<Var> {
         gradients.add(slots[0], dx)?;
         gradients.add(slots[1], dweights)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowbit_formats::DType;
+    use lowbit_kernels::Device;
+
+    #[test]
+    fn recorded_states_have_no_slots() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+        let named = |shape: &[usize]| Named { name: "x".into(), value: zeros(shape) };
+        let ids = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
+        let (cu_seqlens, slots) = (ids(&[0, 2]), ids(&[1]));
+        let slots = Some(&slots);
+        let tape = Tape::new(Default::default());
+        let refused = |op: &str, result: Result<Var>| {
+            let want = format!("{op}: slots is [1], but gradients take a state per sequence");
+            assert_eq!(result.unwrap_err().to_string(), want);
+        };
+
+        let conv = |x: &Var| {
+            let state = SlotState { state: &mut zeros(&[2, 3, 1]), slots };
+            causal_conv1d(x, &named(&[3, 2]), state, &cu_seqlens, None)
+        };
+        assert!(conv(&zeros(&[2, 3]).into()).is_ok());
+        refused("causal_conv1d", conv(&tape.leaf(zeros(&[2, 3]))));
+
+        let rule = |k: &Var| {
+            let (heads, gates) = (Var::from(zeros(&[2, 1, 2])), Var::from(zeros(&[2, 1])));
+            let (a, b, a_log, dt_bias) = (&gates, &gates, &named(&[1]), &named(&[1]));
+            let inputs = DeltaRuleInputs {
+                qkv: [&heads, k, &heads],
+                a,
+                b,
+                a_log,
+                dt_bias,
+                cu_seqlens: &cu_seqlens,
+                slots,
+            };
+            gated_delta_rule(&inputs, &mut zeros(&[2, 1, 2, 2]), &GatedDeltaRule::new(2))
+        };
+        assert!(rule(&zeros(&[2, 1, 2]).into()).is_ok());
+        refused("gated_delta_rule", rule(&tape.leaf(zeros(&[2, 1, 2]))));
+    }
 }

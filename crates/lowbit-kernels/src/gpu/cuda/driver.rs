@@ -92,11 +92,13 @@ impl Drop for Block {
     }
 }
 
-/// Pinned host memory that one word arrives in, and the event behind its copy. It is used again
+/// Pinned host memory that words arrive in, and the event behind their copy. It is used again
 /// without waiting: the one stream orders copies and events.
 #[derive(Debug)]
 struct Slot {
-    word: NonNull<u32>,
+    words: NonNull<u32>,
+    /// The number of words that it has room for.
+    room: usize,
     event: CudaEvent,
 }
 
@@ -106,12 +108,12 @@ unsafe impl Send for Slot {}
 
 #[allow(unsafe_code)]
 impl Slot {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+    fn new(context: &Arc<CudaContext>, room: usize) -> Result<Self, DriverError> {
         let event = context.new_event(None)?;
         // SAFETY: the memory is used through its slot alone, which frees it.
-        let word = unsafe { result::malloc_host(size_of::<u32>(), 0) }?;
-        let word = NonNull::new(word.cast()).ok_or(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
-        Ok(Self { word, event })
+        let words = unsafe { result::malloc_host(room * size_of::<u32>(), 0) }?;
+        let words = NonNull::new(words.cast()).ok_or(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        Ok(Self { words, room, event })
     }
 }
 
@@ -120,26 +122,32 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let _ = self.event.synchronize();
         // SAFETY: the slot made it, and the last copy into it is done.
-        let _ = unsafe { result::free_host(self.word.as_ptr().cast()) };
+        let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
     }
 }
 
-/// A word on its way to a slot, which then goes back to the others.
+/// Words on their way to a slot, which then goes back to the others.
 #[derive(Debug)]
 struct Arriving {
     ordinal: usize,
     slot: Option<Slot>,
+    /// The number of words, for which the slot has room.
+    count: usize,
     slots: Arc<Mutex<Vec<Slot>>>,
 }
 
 #[allow(unsafe_code)]
 impl Pending for Arriving {
-    fn wait(self: Box<Self>) -> Result<u32, KernelError> {
+    fn wait(self: Box<Self>) -> Result<Vec<u32>, KernelError> {
         let slot = self.slot.as_ref().expect("it is there until it is dropped");
         let failed = |error| KernelError::Gpu { device: name(self.ordinal), problem: describe(error) };
         slot.event.synchronize().map_err(failed)?;
-        // SAFETY: the copy is done, and no other one begins before the slot is given back.
-        Ok(unsafe { slot.word.read_volatile() })
+        let word = |at| {
+            // SAFETY: the copy of as many words is done, and no other one begins before the slot is
+            // given back.
+            unsafe { slot.words.add(at).read_volatile() }
+        };
+        Ok((0..self.count).map(word).collect())
     }
 }
 
@@ -372,23 +380,34 @@ impl Driver for Cuda {
         self.synchronize()
     }
 
-    fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
+    fn read_later(
+        &self,
+        memory: &Memory,
+        start: usize,
+        count: usize,
+    ) -> Result<Box<dyn Pending>, KernelError> {
         self.forbid_in_capture("memory was read")?;
-        let place = Self::range(memory, start, size_of::<u32>());
-        let spare = lock(&self.slots).pop();
+        let size = count * size_of::<u32>();
+        let place = Self::range(memory, start, size);
+        let spare = {
+            let mut slots = lock(&self.slots);
+            let at = slots.iter().position(|slot| slot.room >= count);
+            at.map(|at| slots.swap_remove(at))
+        };
         let slot = match spare {
             Some(slot) => slot,
-            None => self.check(Slot::new(&self.context))?,
+            None => self.check(Slot::new(&self.context, count.next_power_of_two()))?,
         };
         self.check(self.context.bind_to_thread())?;
-        // SAFETY: the range was checked, and the slot has room for a word. It lives until the copy
-        // is done: only a slot's drop frees its memory, and waits for the event.
+        // SAFETY: the range was checked, and the slot has room for the words. It lives until the
+        // copy is done: only a slot's drop frees its memory, and waits for the event.
         self.check(unsafe {
-            let to = slot.word.as_ptr().cast();
-            sys::cuMemcpyDtoHAsync_v2(to, place, size_of::<u32>(), self.stream.cu_stream()).result()
+            let to = slot.words.as_ptr().cast();
+            sys::cuMemcpyDtoHAsync_v2(to, place, size, self.stream.cu_stream()).result()
         })?;
         self.check(slot.event.record(&self.stream))?;
-        Ok(Box::new(Arriving { ordinal: self.ordinal, slot: Some(slot), slots: self.slots.clone() }))
+        let (slot, slots) = (Some(slot), self.slots.clone());
+        Ok(Box::new(Arriving { ordinal: self.ordinal, slot, count, slots }))
     }
 
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {

@@ -179,10 +179,15 @@ impl Driver for Vulkan {
         self.queue.read(Self::block(memory), start, bytes)
     }
 
-    fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
+    fn read_later(
+        &self,
+        memory: &Memory,
+        start: usize,
+        count: usize,
+    ) -> Result<Box<dyn Pending>, KernelError> {
         self.forbid_in_capture("memory was read")?;
-        let (slot, count) = self.queue.fetch_word(Self::block(memory), start)?;
-        Ok(Box::new(Arriving { queue: self.queue.clone(), slot, count }))
+        let (slot, done) = self.queue.fetch_words(Self::block(memory), start, count)?;
+        Ok(Box::new(Arriving { queue: self.queue.clone(), slot, words: count, done }))
     }
 
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
@@ -295,18 +300,19 @@ fn info(scalars: &[u32], buffers: usize) -> Vec<u64> {
     builder.finish(AddressType::U32).data
 }
 
-/// A word on its way to a slot.
+/// Words on their way to a slot.
 #[derive(Debug)]
 struct Arriving {
     queue: Arc<Queue>,
     slot: Slot,
-    /// The timeline's count at which it has arrived.
-    count: u64,
+    words: usize,
+    /// The timeline's count at which they have arrived.
+    done: u64,
 }
 
 impl Pending for Arriving {
-    fn wait(self: Box<Self>) -> Result<u32, KernelError> {
-        self.queue.word(&self.slot, self.count)
+    fn wait(self: Box<Self>) -> Result<Vec<u32>, KernelError> {
+        self.queue.words(&self.slot, self.words, self.done)
     }
 }
 

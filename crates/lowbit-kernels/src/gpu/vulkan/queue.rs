@@ -62,11 +62,14 @@ const SHORT: usize = 4096;
 /// Launches that are submitted together: few while the device has nothing to do.
 const BATCH: [usize; 2] = [8, 64];
 
-/// A word that a copy writes and the host reads, of memory with many.
+/// Words that a copy writes and the host reads, of memory with many.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     memory: Arc<HostMemory>,
+    /// The byte at which they start.
     at: usize,
+    /// The number of words that it has room for.
+    room: usize,
 }
 
 impl Queue {
@@ -244,32 +247,38 @@ impl Queue {
         self.submit(&mut state)
     }
 
-    /// Submits a copy of a word to a slot; gives the count that it is done with.
-    pub fn fetch_word(&self, block: &Block, start: usize) -> Result<(Slot, u64), KernelError> {
-        const WORDS: usize = 256;
-        assert!(start + size_of::<u32>() <= block.size as usize, "a tensor lies in its memory");
-        let spare = lock(&self.slots).pop();
+    /// Submits a copy of `words` words to a slot; gives the count that it is done with.
+    pub fn fetch_words(&self, block: &Block, start: usize, words: usize) -> Result<(Slot, u64), KernelError> {
+        /// Slots that are made together.
+        const SLOTS: usize = 16;
+        let size = words * size_of::<u32>();
+        assert!(start + size <= block.size as usize, "a tensor lies in its memory");
+        let spare = {
+            let mut slots = lock(&self.slots);
+            let at = slots.iter().position(|slot| slot.room >= words);
+            at.map(|at| slots.swap_remove(at))
+        };
         let slot = match spare {
             Some(slot) => slot,
             None => {
-                let size = size_of::<u32>();
-                let memory = Arc::new(HostMemory::new(&self.context, WORDS * size, Use::Reading)?);
-                let all = (0..WORDS).map(|word| Slot { memory: memory.clone(), at: word * size });
-                let mut slots = lock(&self.slots);
-                slots.extend(all);
-                slots.pop().expect("some were added")
+                let room = words.next_power_of_two();
+                let each = room * size_of::<u32>();
+                let memory = Arc::new(HostMemory::new(&self.context, SLOTS * each, Use::Reading)?);
+                let new = |at| Slot { memory: memory.clone(), at: at * each, room };
+                lock(&self.slots).extend((1..SLOTS).map(new));
+                new(0)
             }
         };
-        let count = self.fetch(block, start, &slot.memory, slot.at, size_of::<u32>())?;
+        let count = self.fetch(block, start, &slot.memory, slot.at, size)?;
         Ok((slot, count))
     }
 
-    /// The word in a slot, when the timeline has reached `count`.
-    pub fn word(&self, slot: &Slot, count: u64) -> Result<u32, KernelError> {
+    /// The first `words` words of a slot, when the timeline has reached `count`.
+    pub fn words(&self, slot: &Slot, words: usize, count: u64) -> Result<Vec<u32>, KernelError> {
         self.wait(count)?;
-        let mut word = [0; 4];
-        slot.memory.read(slot.at, &mut word);
-        Ok(u32::from_ne_bytes(word))
+        let mut all = vec![0u32; words];
+        slot.memory.read(slot.at, bytemuck::cast_slice_mut(&mut all));
+        Ok(all)
     }
 
     /// A slot that is used again. The queue orders the copies to it.

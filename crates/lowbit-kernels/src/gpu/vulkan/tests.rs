@@ -28,6 +28,10 @@ fn copy(gpu: &Gpu, from: &Memory, to: &Memory, len: usize) -> Result<(), KernelE
     gpu.copy_columns(Columns::row(from.into(), len), Columns::row(to.into(), len), 1)
 }
 
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_ne_bytes(bytes.try_into().expect("4 bytes"))
+}
+
 #[test]
 fn bytes_go_there_and_back() {
     let Some(gpu) = device(None) else { return };
@@ -43,9 +47,13 @@ fn bytes_go_there_and_back() {
     let want = [&bytes(4)[..], &[1; 8], &bytes(15)[12..], &[2; 3], &bytes(20)[18..]].concat();
     assert_eq!(read(&gpu, &memory, 0, 20), want);
     assert_eq!(read(&gpu, &memory, 9, 7), want[9..16]);
-    let word = gpu.read_later(&memory, 4).unwrap();
-    gpu.write(&memory, 4, &[9; 4]).unwrap();
-    assert_eq!(word.wait().unwrap(), 0x0101_0101, "as it was then");
+    // Of lengths that do not fit into the slots of those before, and of one that does.
+    for count in [1, 2, 100, 3] {
+        let want: Vec<u32> = read(&gpu, &memory, 4, 4 * count).chunks(4).map(word).collect();
+        let words = gpu.read_later(&memory, 4, count).unwrap();
+        gpu.write(&memory, 4, &[count as u8; 4]).unwrap();
+        assert_eq!(words.wait().unwrap(), want, "as they were then");
+    }
 }
 
 #[test]

@@ -9,6 +9,10 @@ pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 mod gradient;
+mod paged;
+mod paged_bench;
+#[cfg(test)]
+mod paged_tests;
 #[cfg(feature = "gpu")]
 mod policy;
 pub(crate) mod reference;
@@ -16,6 +20,7 @@ pub(crate) mod reference;
 mod tests;
 
 pub use gradient::{AttentionGradient, attention_backward};
+pub use paged::attention_paged;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
@@ -77,11 +82,7 @@ pub fn attention(
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
     check_operands(CHECK, [q, k, v], positions, params)?;
-    if let Some(sinks) = sinks {
-        CHECK.shape("sinks", sinks, &[q.dim(1)], || format!("q {:?}", q.shape()))?;
-        CHECK.dtype("sinks", sinks, DType::F32)?;
-        CHECK.same_device("sinks", sinks.device(), q.device())?;
-    }
+    check_sinks(CHECK, sinks, q)?;
     match q.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::attention(gpu, [q, k, v, positions], sinks, params),
@@ -117,17 +118,30 @@ fn check_operands(
     check.dtype("v", v, k.dtype())?;
     check.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
     check.ids("positions", positions, capacity)?;
+    check_params(check, params)?;
+    check.float("q", q)?;
+    for (operand, x) in [("k", k), ("v", v), ("positions", positions)] {
+        check.same_device(operand, x.device(), q.device())?;
+    }
+    Ok(())
+}
+
+fn check_params(check: Check, params: &AttentionParams) -> Result<(), KernelError> {
     if params.sliding_window == Some(0) {
         return Err(check.value("sliding_window", 0, "a query sees itself at least"));
     }
     if !params.scale.is_finite() {
         return Err(check.value("scale", params.scale, "a finite number is wanted"));
     }
-    check.float("q", q)?;
-    for (operand, x) in [("k", k), ("v", v), ("positions", positions)] {
-        check.same_device(operand, x.device(), q.device())?;
-    }
     Ok(())
+}
+
+/// Checks that each query head has a sink, if there are any.
+fn check_sinks(check: Check, sinks: Option<&Tensor>, q: &Tensor) -> Result<(), KernelError> {
+    let Some(sinks) = sinks else { return Ok(()) };
+    check.shape("sinks", sinks, &[q.dim(1)], || format!("q {:?}", q.shape()))?;
+    check.dtype("sinks", sinks, DType::F32)?;
+    check.same_device("sinks", sinks.device(), q.device())
 }
 
 impl AttentionParams {

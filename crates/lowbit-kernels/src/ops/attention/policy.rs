@@ -1,10 +1,12 @@
 //! Chooses attention's kernel on a GPU, and its cut into cubes.
 
 use super::cuda::{MAX_SCALE, StepConfig, TileConfig, WGMMA_ROWS, WgmmaConfig};
+use super::gpu::parts::PARTS;
 use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
 use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
+use crate::ops::pages::PAGE_TOKENS;
 use lowbit_formats::FloatType;
 
 /// Units of the smallest plane there is: what is assumed where planes differ in size.
@@ -68,6 +70,33 @@ pub(super) fn choose(
     (Choice::Stream(config), splits)
 }
 
+/// The fewest cubes that take turns with the parts of a row in pages: they even out rows of
+/// different lengths.
+const LEAST_TURNS: usize = 4;
+
+/// The kernel for keys in pages, for `sizes` (query heads per key head, key heads, tokens, D and
+/// Dv), and how many cubes take turns with the parts of a row; see `gpu/parts.rs`. Of these sizes
+/// the tokens alone do not decide the kernel, so that a row's bits do not depend on other rows.
+pub(super) fn choose_paged(
+    dtypes: [FloatType; 2],
+    [group, heads, tokens, width, value_width]: [usize; 5],
+    scale: f32,
+    target: &Target,
+) -> (Choice, usize) {
+    let caps = target.caps();
+    if takes_tensor_cores(dtypes, scale, target) && group <= STEP_UP_TO && tokens <= CUBES {
+        let blocks = group.div_ceil(8);
+        let config = StepConfig::paged(dtypes[0], [width, value_width], blocks, caps.shared_memory);
+        if let Some(config) = config {
+            // Two cubes per multiprocessor at a time, and twice as many for an even end.
+            let cubes = 2 * FULL * caps.multiprocessors / (heads * tokens).max(1);
+            return (Choice::Step(config), cubes.clamp(LEAST_TURNS, PARTS));
+        }
+    }
+    let (config, _) = stream_config(dtypes, [group, heads, PAGE_TOKENS, width, value_width], caps);
+    (Choice::Stream(StreamConfig { split: true, paged: true, ..config }), PARTS)
+}
+
 /// Every kernel on NVIDIA's tensor cores that computes it, the one to prefer first.
 pub(super) fn tensor_core_choices(
     dtypes: [FloatType; 2],
@@ -125,6 +154,7 @@ pub(super) fn stream_config(
         planes,
         wide,
         split: false,
+        paged: false,
     };
     let steps = capacity.div_ceil(config.step() * planes);
     let splits = (FULL * caps.multiprocessors).div_ceil(rows.div_ceil(count) * heads).min(steps);

@@ -21,11 +21,13 @@ pub(super) struct Conv<'a> {
     pub channels: usize,
     pub width: usize,
     pub activation: Option<Activation>,
+    pub slots: Option<&'a [u32]>,
 }
 
 impl Conv<'_> {
     pub fn run(&self, cpu: &Cpu, sequences: &[Range<usize>], y: &mut [f32], state: &mut [f32]) {
-        let scan = Scan { sequences, width: self.channels, block: BLOCK, state: self.width - 1 };
+        let (width, state_width) = (self.channels, self.width - 1);
+        let scan = Scan { sequences, width, block: BLOCK, state: state_width, slots: self.slots };
         scan.run(cpu, self.width + ACTIVATION, y, state, |piece| {
             cpu.isa().dispatch(Channels { conv: self, piece })
         });
@@ -44,7 +46,7 @@ impl Kernel for Channels<'_, '_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Piece { tokens, columns, y, state } = self.piece;
-        let Conv { x, weight, bias, channels, width, activation } = *self.conv;
+        let Conv { x, weight, bias, channels, width, activation, .. } = *self.conv;
         let (block, past) = (columns.len(), width - 1);
         // Tap by tap and input by input, so that vectors run along channels.
         let mut taps = vec![0.0; block * width];

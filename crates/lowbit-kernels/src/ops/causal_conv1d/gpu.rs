@@ -6,12 +6,12 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::{Activation, CHECK};
+use super::{Activation, CHECK, SlotState};
 use crate::gpu::compile::Target;
 use crate::gpu::copy::UNITS;
 use crate::gpu::float::{read, with_storage, write};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
-use crate::gpu::sequences::{Piece, piece, slots};
+use crate::gpu::sequences::{Piece, Sequences, SequencesArgs, piece, slots, state_row};
 use crate::gpu::{CUBES, Gpu};
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -26,6 +26,8 @@ struct ConvConfig {
     width: usize,
     biased: bool,
     activation: Option<Activation>,
+    /// True if states are in a pool.
+    pooled: bool,
 }
 
 impl ConvConfig {
@@ -43,7 +45,6 @@ struct Inputs<X: Int> {
     x: Box<[X]>,
     weight: Box<[f32]>,
     bias: Box<[f32]>,
-    cu_seqlens: Box<[u32]>,
 }
 
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
@@ -51,12 +52,15 @@ struct Sizes {
     tokens: u32,
     channels: u32,
     sequences: u32,
+    /// Rows of the state.
+    states: u32,
 }
 
 /// Channels go along x, the slots of pieces along y and z.
 #[kernel]
 fn causal_conv1d_pieces<X: Int>(
     inputs: &Inputs<X>,
+    of: &Sequences,
     state: &mut [f32],
     y: &mut [X],
     sizes: Sizes,
@@ -64,12 +68,13 @@ fn causal_conv1d_pieces<X: Int>(
 ) {
     let past = comptime!(config.width - 1);
     let (tokens, channels) = (sizes.tokens as usize, sizes.channels as usize);
-    let sequences = sizes.sequences as usize;
+    let (sequences, states) = (sizes.sequences as usize, sizes.states as usize);
     let c = (CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X) as usize;
     let slot = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
-    let piece = piece(&inputs.cu_seqlens, slot, sequences, tokens, comptime!(config.piece()));
-    if c < channels && piece.first < piece.last {
-        let row = (piece.sequence * channels + c) * past;
+    let piece = piece(&of.offsets, slot, sequences, tokens, comptime!(config.piece()));
+    let state_row = state_row(of, piece.sequence, (sequences, states), config.pooled);
+    if c < channels && piece.first < piece.last && state_row < states {
+        let row = (state_row * channels + c) * past;
         let mut taps = Array::<f32>::new(comptime!(config.width));
         // The inputs that the tokens see, oldest first.
         let mut window = Array::<f32>::new(comptime!(past + TOKENS));
@@ -160,12 +165,15 @@ inventory::submit!(crate::gpu::tests::Kernels(kernels));
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, width, biased, activation| {
-        compiled(target, ConvConfig { dtype, width, biased, activation }).code()
+        compiled(target, ConvConfig { dtype, width, biased, activation, pooled: false }).code()
     };
+    let pooled =
+        ConvConfig { dtype: FloatType::BF16, width: 4, biased: false, activation: None, pooled: true };
     let silu = Some(Activation::Silu);
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let usual = floats.into_iter().map(|dtype| of(dtype, 4, false, silu));
-    usual.chain([of(FloatType::F32, 1, true, None), of(FloatType::F32, 40, true, silu)]).collect()
+    let others = [of(FloatType::F32, 1, true, None), of(FloatType::F32, 40, true, silu)];
+    usual.chain(others).chain([compiled(target, pooled).code()]).collect()
 }
 
 /// See [`super::causal_conv1d`], here of `[x, weight, cu_seqlens]`; everything was checked.
@@ -173,7 +181,7 @@ pub(super) fn causal_conv1d(
     gpu: &Gpu,
     [x, weight, cu_seqlens]: [&Tensor; 3],
     bias: Option<&Tensor>,
-    state: &mut Tensor,
+    SlotState { state, slots: of_pool }: SlotState<'_>,
     activation: Option<Activation>,
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
@@ -184,8 +192,9 @@ pub(super) fn causal_conv1d(
     }
     let weight = weight.cast(DType::F32)?;
     let bias = bias.map(|bias| bias.cast(DType::F32)).transpose()?;
-    let (tokens, channels, sequences) = (x.dim(0), x.dim(1), state.dim(0));
-    let config = ConvConfig { dtype, width: weight.dim(1), biased: bias.is_some(), activation };
+    let (tokens, channels, sequences) = (x.dim(0), x.dim(1), cu_seqlens.len() - 1);
+    let (width, biased, pooled) = (weight.dim(1), bias.is_some(), of_pool.is_some());
+    let config = ConvConfig { dtype, width, biased, activation, pooled };
     let slots = slots(tokens, sequences, config.piece());
     let index = |value: usize| CHECK.index(value);
     [x.len(), weight.len(), state.len()].into_iter().try_for_each(|len| index(len).map(drop))?;
@@ -197,15 +206,20 @@ pub(super) fn causal_conv1d(
             weight: weight.buffer()?,
             // An unused operand gets a placeholder buffer.
             bias: bias.as_ref().unwrap_or(&weight).buffer()?,
-            cu_seqlens: cu_seqlens.buffer()?,
         },
+        of: SequencesArgs::new(cu_seqlens, of_pool)?,
         state: state.buffer()?,
         y: y.buffer()?,
-        sizes: Sizes { tokens: index(tokens)?, channels: index(channels)?, sequences: index(sequences)? },
+        sizes: Sizes {
+            tokens: index(tokens)?,
+            channels: index(channels)?,
+            sequences: index(sequences)?,
+            states: index(state.dim(0))?,
+        },
     };
     let kernel = compiled(gpu.target(), config);
     // SAFETY: the sizes are the tensors', and slots without a piece, or whose offsets go past the
-    // tokens, are left out.
+    // tokens, or their state past the pool, are left out.
     unsafe { gpu.launch(kernel, [along_channels?, along_slots?, more_slots?], arguments)? };
     Ok(y)
 }

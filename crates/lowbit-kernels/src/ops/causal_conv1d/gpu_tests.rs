@@ -1,7 +1,7 @@
 //! The convolution on a GPU against the reference.
 
-use super::tests::{Case, Sizes};
-use super::{Activation, causal_conv1d};
+use super::tests::{Case, Sizes, check_pool};
+use super::{Activation, SlotState, causal_conv1d};
 use crate::ops::testing::{FLOATS, device, gpu, values};
 use crate::{Device, Tensor};
 use lowbit_formats::FloatType;
@@ -33,6 +33,31 @@ fn every_type_and_channels_around_a_cube() {
 fn lengths_around_a_piece_in_any_order() {
     for lengths in [&[31, 32, 33, 0, 63, 64, 65][..], &[0, 0, 1], &[200], &[1; 70], &[0, 97, 0, 0, 2]] {
         check(Sizes { lengths, channels: 11, width: 4 }, FloatType::F32, false, Some(Activation::Silu));
+    }
+}
+
+#[test]
+fn a_pool_of_states_gives_the_same_bits() {
+    for dtype in FLOATS {
+        check_pool(&gpu(), dtype, &[5, 0, 1, 2, 41], &[7, 1, 3, 0, 8]);
+        check_pool(&gpu(), dtype, &[1; 6], &[2, 8, 5, 0, 3, 4]);
+    }
+}
+
+/// A sequence whose slot the pool lacks is left out; the other is computed.
+#[test]
+fn a_wrong_slot_leaves_a_sequence_out() {
+    let gpu = gpu();
+    let x = Tensor::new(&[2.0f32; 18], &[9, 2], &gpu).unwrap();
+    let weight = Tensor::new(&[1.0f32; 6], &[2, 3], &gpu).unwrap();
+    let offsets = Tensor::new(&[0u32, 5, 9], &[3], &gpu).unwrap();
+    for wrong in [3, u32::MAX] {
+        let slots = Tensor::new(&[1, wrong], &[2], &gpu).unwrap();
+        let mut pool = Tensor::new(&[1.0f32; 12], &[3, 2, 2], &gpu).unwrap();
+        let state = SlotState { state: &mut pool, slots: Some(&slots) };
+        let y = causal_conv1d(&x, &weight, None, state, &offsets, None).unwrap();
+        assert_eq!(values(&y)[..10], [4., 4., 5., 5., 6., 6., 6., 6., 6., 6.], "{wrong}");
+        assert_eq!(values(&pool), [1., 1., 1., 1., 2., 2., 2., 2., 1., 1., 1., 1.], "{wrong}");
     }
 }
 

@@ -10,13 +10,14 @@
 //! | `x` | `[T, C]` | f32, f16 or bf16 |
 //! | `weight` | `[C, W]`, `W >= 1` | f32, f16 or bf16 (f32 saves a conversion each call) |
 //! | `bias` | `[C]` | f32, f16 or bf16 |
-//! | `state` | `[S, C, W-1]`, updated | f32 |
+//! | `state` | `[S, C, W-1]`, or a pool `[slots, C, W-1]`, updated | f32 |
+//! | `slots` | `[S]`: sequence `s` has state `slots[s]` of the pool; see [`SlotState`] | u32 |
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, C]` | as `x` |
 //!
-//! Sums and activation are f32; `y` is rounded once. On a GPU `cu_seqlens` is not looked at
-//! beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and what `y` is
-//! for tokens of no sequence is undefined.
+//! Sums and activation are f32; `y` is rounded once. On a GPU `cu_seqlens` and `slots` are not
+//! looked at beforehand: a sequence whose offsets do not rise, or go past `T`, or whose slot is
+//! past the pool, is left out, and what `y` is for tokens of no sequence is undefined.
 //!
 //! Source: transformers 5 `causal_conv1d_fn` and `causal_conv1d_update` (whose state may be wider);
 //! Dao's causal-conv1d.
@@ -47,28 +48,49 @@ pub enum Activation {
     Silu,
 }
 
-/// Convolves all sequences and leaves their last inputs in `state`.
+/// The states that an op carries along sequences.
+#[derive(Debug)]
+pub struct SlotState<'a> {
+    /// `[S, ..]`, one per sequence, or with `slots` a pool `[slots, ..]`.
+    pub state: &'a mut Tensor,
+    /// u32 `[S]`: sequence `s` reads and writes row `slots[s]` of the pool. Sequences whose results
+    /// nobody reads may share a row: on a CPU the first of them leaves its state there, on a GPU
+    /// each element may be any one's.
+    pub slots: Option<&'a Tensor>,
+}
+
+/// One state per sequence.
+impl<'a> From<&'a mut Tensor> for SlotState<'a> {
+    fn from(state: &'a mut Tensor) -> Self {
+        Self { state, slots: None }
+    }
+}
+
+/// Convolves all sequences and leaves their last inputs in `state`: a tensor of one state per
+/// sequence, or a [`SlotState`].
 ///
 /// # Errors
 /// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
-/// not as the [module](self) says. NaN and infinity pass through.
-pub fn causal_conv1d(
+/// not as the [module](self) says; on the CPU [`KernelError::Id`] for a slot that the pool lacks.
+/// NaN and infinity pass through.
+pub fn causal_conv1d<'a>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    state: &mut Tensor,
+    state: impl Into<SlotState<'a>>,
     cu_seqlens: &Tensor,
     activation: Option<Activation>,
 ) -> Result<Tensor, KernelError> {
-    let op = CHECK;
-    let [tokens, channels, width] = check_operands(op, [x, weight, cu_seqlens], bias, state)?;
+    let (op, SlotState { state, slots }) = (CHECK, state.into());
+    let operands = [x, weight, cu_seqlens];
+    let [tokens, channels, width] = check_operands(op, operands, bias, (state, slots))?;
     match x.device().clone() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::causal_conv1d(&gpu, [x, weight, cu_seqlens], bias, state, activation),
+        Device::Gpu(gpu) => gpu::causal_conv1d(&gpu, operands, bias, SlotState { state, slots }, activation),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match gpu {},
         Device::Cpu(cpu) => {
-            let sequences = op.sequences(cu_seqlens, tokens, state)?;
+            let sequences = op.sequences(cu_seqlens, tokens)?;
             let (wide, weight) = (op.widened("x", x)?, op.widened("weight", weight)?);
             let bias = bias.map(|bias| op.widened("bias", bias)).transpose()?;
             let mut y = Tensor::empty(x.shape(), DType::F32, x.device());
@@ -79,6 +101,7 @@ pub fn causal_conv1d(
                 channels,
                 width,
                 activation,
+                slots: slots.map(Tensor::as_slice).transpose()?,
             };
             conv.run(&cpu, &sequences, y.as_mut_slice()?, state.as_mut_slice()?);
             y.cast(x.dtype())
@@ -91,7 +114,7 @@ fn check_operands(
     op: Check,
     [x, weight, cu_seqlens]: [&Tensor; 3],
     bias: Option<&Tensor>,
-    state: &Tensor,
+    (state, slots): (&Tensor, Option<&Tensor>),
 ) -> Result<[usize; 3], KernelError> {
     let [tokens, channels] = op.dims("x", x, "[T, C]")?;
     let [_, width] = op.dims("weight", weight, "[C, W]")?;
@@ -102,13 +125,15 @@ fn check_operands(
     if let Some(bias) = bias {
         op.shape("bias", bias, &[channels], || format!("x {:?}", x.shape()))?;
     }
-    let [sequences, ..] = op.dims::<3>("state", state, "[S, C, W-1]")?;
-    op.shape("state", state, &[sequences, channels, width - 1], || format!("weight {:?}", weight.shape()))?;
+    let [states, ..] = op.dims::<3>("state", state, "[S, C, W-1]")?;
+    op.shape("state", state, &[states, channels, width - 1], || format!("weight {:?}", weight.shape()))?;
     op.dtype("state", state, DType::F32)?;
-    op.offsets(cu_seqlens, state)?;
+    op.offsets(cu_seqlens, state, slots)?;
     op.float("x", x)?;
     let others = [("weight", weight), ("state", state), ("cu_seqlens", cu_seqlens)];
-    for (operand, other) in others.into_iter().chain(bias.map(|bias| ("bias", bias))) {
+    let optional = [("bias", bias), ("slots", slots)];
+    let optional = optional.into_iter().filter_map(|(operand, other)| Some((operand, other?)));
+    for (operand, other) in others.into_iter().chain(optional) {
         op.same_device(operand, other.device(), x.device())?;
     }
     Ok([tokens, channels, width])

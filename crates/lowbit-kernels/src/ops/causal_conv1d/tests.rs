@@ -134,6 +134,67 @@ fn token_by_token_equals_one_piece() {
     assert_eq!(carried.bytes(), whole.bytes());
 }
 
+/// Runs sequences whose states are rows of a pool and one after the other, and compares all bits.
+pub(super) fn check_pool(device: &Device, dtype: FloatType, lengths: &[usize], slots: &[u32]) {
+    let (channels, width, rows) = (37, 4, 9);
+    let case = Case::new(Sizes { lengths, channels, width }, dtype);
+    let tokens: usize = lengths.iter().sum();
+    let host = testing::device();
+    let on = |x: &[f32], shape: &[usize]| rounded(x, shape, dtype, &host).to_device(device).unwrap();
+    let (x, weight) = (on(&case.x, &[tokens, channels]), on(&case.weight, &[channels, width]));
+    let offsets: Vec<u32> = (0..=lengths.len()).map(|s| lengths[..s].iter().sum::<usize>() as u32).collect();
+    let cu_seqlens = Tensor::new(&offsets, &[offsets.len()], device).unwrap();
+    let run = |state: SlotState<'_>| {
+        let y = causal_conv1d(&x, &weight, None, state, &cu_seqlens, Some(Activation::Silu)).unwrap();
+        values(&y)
+    };
+    let per = channels * (width - 1);
+    let mut expected = Random::new(7).normal(rows * per, 1.0);
+    for (&slot, state) in slots.iter().zip(case.state.chunks_exact(per)) {
+        expected[slot as usize * per..][..per].copy_from_slice(state);
+    }
+    let mut pool = Tensor::new(&expected, &[rows, channels, width - 1], device).unwrap();
+    let mut states = Tensor::new(&case.state, &[lengths.len(), channels, width - 1], device).unwrap();
+    let ids = Tensor::new(slots, &[slots.len()], device).unwrap();
+    let want = run((&mut states).into());
+    let got = run(SlotState { state: &mut pool, slots: Some(&ids) });
+    numcheck::assert_bits("y", &got, &want);
+    for (&slot, state) in slots.iter().zip(values(&states).chunks_exact(per)) {
+        expected[slot as usize * per..][..per].copy_from_slice(state);
+    }
+    numcheck::assert_bits("the pool", &values(&pool), &expected);
+}
+
+#[test]
+fn a_pool_of_states_gives_the_same_bits() {
+    for device in devices() {
+        for dtype in FLOATS {
+            check_pool(&device, dtype, &[5, 0, 1, 2, 41], &[7, 1, 3, 0, 8]);
+            check_pool(&device, dtype, &[1, 1, 1], &[2, 8, 5]);
+        }
+    }
+}
+
+#[test]
+fn refusals_of_slots_name_both_sides() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+    let run = |slots: &[u32]| {
+        let cu_seqlens = Tensor::new(&[0u32, 3, 5], &[3], &device).unwrap();
+        let slots = Tensor::new(slots, &[slots.len()], &device).unwrap();
+        let mut pool = zeros(&[4, 7, 3]);
+        let state = SlotState { state: &mut pool, slots: Some(&slots) };
+        causal_conv1d(&zeros(&[5, 7]), &zeros(&[7, 4]), None, state, &cu_seqlens, None)
+            .map_err(|error| error.to_string())
+    };
+    assert!(run(&[3, 0]).is_ok());
+    assert_eq!(
+        run(&[3, 4]).unwrap_err(),
+        "causal_conv1d: slots[1] is 4, but there are 4 rows to choose from"
+    );
+    assert_eq!(run(&[3]).unwrap_err(), "causal_conv1d: cu_seqlens is [3], but slots [1] wants [2]");
+}
+
 #[test]
 fn refusals_name_both_sides() {
     let device = Device::cpu(Some(1)).unwrap();

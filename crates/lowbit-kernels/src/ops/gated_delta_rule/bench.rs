@@ -17,33 +17,55 @@ const KEY_HEADS: usize = 16;
 const VALUE_HEADS: usize = 32;
 const DIM: usize = 128;
 
+/// The sizes and the choices of a case.
+#[derive(Clone, Copy)]
+struct Shape {
+    sequences: usize,
+    /// Tokens of a sequence.
+    length: usize,
+    dtype: FloatType,
+    form: Form,
+    /// True if the states are rows of a pool.
+    pooled: bool,
+}
+
+impl Shape {
+    fn new(sequences: usize, length: usize, dtype: FloatType) -> Self {
+        Self { sequences, length, dtype, form: Form::Auto, pooled: false }
+    }
+}
+
 fn cases() -> Vec<Case> {
-    let auto = [(1, 1), (8, 1), (1, 8), (1, 64), (1, 512), (1, 2048)]
-        .map(|(s, t)| case(s, t, FloatType::F32, Form::Auto));
-    let forms = [Form::Recurrent, Form::Chunked].map(|form| case(1, 8, FloatType::F32, form));
-    let other = [case(1, 512, FloatType::BF16, Form::Auto), case(1, 512, FloatType::F32, Form::Recurrent)];
-    auto.into_iter().chain(forms).chain(other).collect()
+    let shape = |sequences, length| Shape::new(sequences, length, FloatType::F32);
+    let auto = [(1, 1), (8, 1), (1, 8), (1, 64), (1, 512), (1, 2048)].map(|(s, t)| shape(s, t));
+    let forms = [Form::Recurrent, Form::Chunked].map(|form| Shape { form, ..shape(1, 8) });
+    let other = [Shape::new(1, 512, FloatType::BF16), Shape { form: Form::Recurrent, ..shape(1, 512) }];
+    auto.into_iter().chain(forms).chain(other).map(case).collect()
 }
 
 fn gpu_cases() -> Vec<Case> {
-    let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)];
-    sizes.map(|(s, t)| case(s, t, FloatType::BF16, Form::Auto)).into()
+    let shape = |(sequences, length)| Shape::new(sequences, length, FloatType::BF16);
+    let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)].map(shape);
+    let steps = [1, 4, 16, 64, 256].map(|sequences| Shape { pooled: true, ..shape((sequences, 1)) });
+    sizes.into_iter().chain(steps).map(case).collect()
 }
 
 /// Longer and longer texts.
 fn scaling_cases() -> Vec<Case> {
-    (0..=12).map(|power| case(1, 1 << power, FloatType::F32, Form::Auto)).collect()
+    (0..=12).map(|power| case(Shape::new(1, 1 << power, FloatType::F32))).collect()
 }
 
-/// `sequences` sequences of `length` tokens. Decoding finds the states cold.
-fn case(sequences: usize, length: usize, dtype: FloatType, form: Form) -> Case {
+/// Decoding finds the states cold.
+fn case(shape: Shape) -> Case {
+    let Shape { sequences, length, dtype, form, pooled } = shape;
     let tokens = sequences * length;
     let state = sequences * VALUE_HEADS * DIM * DIM;
     let activations = tokens * (2 * KEY_HEADS + 2 * VALUE_HEADS) * DIM * dtype.size();
     let chosen = if form == Form::Auto { String::new() } else { format!(" {form:?}").to_lowercase() };
+    let place = if pooled { " pool" } else { "" };
     Case {
         op: "gated_delta_rule",
-        shape: format!("S={sequences} T={length} Hk={KEY_HEADS} Hv={VALUE_HEADS} D={DIM}{chosen}"),
+        shape: format!("S={sequences} T={length} Hk={KEY_HEADS} Hv={VALUE_HEADS} D={DIM}{chosen}{place}"),
         format: "-".into(),
         dtype,
         bytes: 2 * state * size_of::<f32>() + activations + 2 * tokens * VALUE_HEADS * size_of::<f32>(),
@@ -51,18 +73,12 @@ fn case(sequences: usize, length: usize, dtype: FloatType, form: Form) -> Case {
         flops: 7 * tokens * VALUE_HEADS * DIM * DIM,
         arithmetic: Arithmetic::F32,
         cold_bytes: if length <= 8 { state * size_of::<f32>() } else { 0 },
-        prepare: Box::new(move |device, copies| prepare(sequences, length, dtype, form, device, copies)),
+        prepare: Box::new(move |device, copies| prepare(shape, device, copies)),
     }
 }
 
-fn prepare(
-    sequences: usize,
-    length: usize,
-    dtype: FloatType,
-    form: Form,
-    device: &Device,
-    copies: usize,
-) -> Result<Prepared, KernelError> {
+fn prepare(shape: Shape, device: &Device, copies: usize) -> Result<Prepared, KernelError> {
+    let Shape { sequences, length, dtype, form, pooled } = shape;
     let host = device.host()?;
     let tokens = sequences * length;
     let mut random = Random::new(1);
@@ -82,12 +98,15 @@ fn prepare(
     let (log_decay, beta) = (gate(-0.2, 0.0)?, gate(0.0, 1.0)?);
     let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
     let cu_seqlens = Tensor::new(&offsets, &[sequences + 1], &host)?;
+    // The pool has a row for each sequence, in their order: the reference knows no slots.
+    let slots: Vec<u32> = (0..sequences as u32).collect();
+    let slots = pooled.then(|| Tensor::new(&slots, &[sequences], device)).transpose()?;
     let shape = [sequences, VALUE_HEADS, DIM, DIM];
     let state = Tensor::new(&random.normal(shape.iter().product(), 0.1), &shape, &host)?;
     let params = GatedDeltaRule { form, sign: DecaySign::LogDecay, ..GatedDeltaRule::new(DIM) };
 
     let gates = DeltaGates::Computed { log_decay: &log_decay, beta: &beta };
-    let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens };
+    let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens, slots: None };
     let wanted = |head: usize, j: usize| head % 9 == 4 && j % 50 == 7;
     let y = expected(device, &inputs, &state, &params, wanted)?;
     let checked = (0..y.values.len()).filter(|at| wanted(at / DIM % VALUE_HEADS, at % DIM));
@@ -103,12 +122,19 @@ fn prepare(
     let run = |mut state: Tensor| -> Result<Run, KernelError> {
         // A state of its own.
         state.as_mut_slice::<f32>()?;
-        let mut state = state.to_device(device)?;
+        let (mut state, slots) = (state.to_device(device)?, slots.clone());
         let [q, k, v, log_decay, beta, cu_seqlens] =
             [&q, &k, &v, &log_decay, &beta, &cu_seqlens].map(Tensor::clone);
         Ok(Box::new(move || {
             let gates = DeltaGates::Computed { log_decay: &log_decay, beta: &beta };
-            let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens };
+            let inputs = GatedDeltaInputs {
+                q: &q,
+                k: &k,
+                v: &v,
+                gates,
+                cu_seqlens: &cu_seqlens,
+                slots: slots.as_ref(),
+            };
             gated_delta_rule(&inputs, &mut state, &params)
         }))
     };
@@ -126,7 +152,7 @@ fn expected(
     #[cfg(feature = "gpu")]
     if let Device::Gpu(gpu) = device {
         let dims = super::check(inputs, state, params)?;
-        if let Some(tokens) = super::gpu::chunk_tokens(gpu, inputs, state, dims, params)? {
+        if let Some(tokens) = super::gpu::chunk_tokens(gpu, inputs, dims, params)? {
             let rounding = (Rounding::of(super::CHECK.float("q", inputs.q)?), tokens);
             return Ok(rounded::gated_delta_rule(inputs, state, params, rounding, wanted)?.0);
         }

@@ -14,7 +14,7 @@ impl Case {
         let device = gpu();
         let Device::Gpu(queue) = &device else { unreachable!() };
         let dims = check(&self.inputs(), &self.state, &self.params).unwrap();
-        let chunk = gpu::chunk_tokens(queue, &self.inputs(), &self.state, dims, &self.params).unwrap();
+        let chunk = gpu::chunk_tokens(queue, &self.inputs(), dims, &self.params).unwrap();
         let expected = match chunk {
             Some(tokens) => self.composed(&device).rounded_reference(tokens),
             None => self.reference(),
@@ -204,6 +204,72 @@ fn the_values_of_the_rounded_reference_are_the_references() {
                 assert!((a - b).abs() <= 1e-12 * (1.0 + b.abs()), "{a} {b}");
                 assert!(rounded >= exact, "{rounded:e} {exact:e}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_pool_of_states_gives_the_same_bits() {
+    for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
+        for state_layout in layouts() {
+            let params = GatedDeltaRule { form, state_layout, ..GatedDeltaRule::new(shape.key_dim) };
+            for dtype in FLOATS {
+                Case::new(shape, Decay::Usual, params).rounded(dtype).check_pool(&gpu());
+            }
+        }
+    }
+}
+
+/// A sequence whose slot the pool lacks is left out; the others are computed.
+#[test]
+fn a_wrong_slot_leaves_a_sequence_out() {
+    for (shape, form) in [(Sizes { lengths: &[6, 4], ..RAGGED }, Form::Recurrent), (CHUNKS, Form::Chunked)] {
+        let params = GatedDeltaRule { form, ..GatedDeltaRule::new(shape.key_dim) };
+        let right = Case::new(shape, Decay::Usual, params).rounded(FloatType::F16);
+        let rows = right.state.dim(0) as u32;
+        let on = |last: u32| {
+            let slots: Vec<u32> = (0..rows - 1).chain([last]).collect();
+            let slots = Some(Tensor::new(&slots, &[slots.len()], &device()).unwrap());
+            let (y, state) = Case { slots, ..right.clone() }.on(&gpu()).run().unwrap();
+            (values(&y), values(&state))
+        };
+        let (y, state) = on(rows - 1);
+        let tokens = right.q.dim(0) - shape.lengths[shape.lengths.len() - 1];
+        let (y, kept) =
+            (&y[..tokens * y.len() / right.q.dim(0)], state.len() / rows as usize * (rows as usize - 1));
+        for wrong in [rows, u32::MAX] {
+            let (got_y, got_state) = on(wrong);
+            assert_eq!((&got_y[..y.len()], &got_state[..kept]), (y, &state[..kept]), "{wrong}");
+            assert_eq!(got_state[kept..], values(&right.state)[kept..], "{wrong}");
+        }
+    }
+}
+
+/// A step's bits are its own, whatever steps are taken beside it.
+#[test]
+fn a_step_in_a_pool_is_the_same_alone_and_among_many() {
+    let shape = Sizes { lengths: &[1; 80], key_heads: 2, key_dim: 128, value_heads: 4, value_dim: 64 };
+    for dtype in FLOATS {
+        let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(128)).rounded(dtype);
+        let (pool, slots) = case.in_pool(1);
+        let pool = pool.on(&gpu());
+        let (y, state) = pool.run().unwrap();
+        for (at, slot) in [(0, slots[0]), (37, slots[37]), (79, slots[79])] {
+            let rows = |x: &Tensor| x.rows(at, at + 1).unwrap();
+            let slot_row = |x: &Tensor| values(&x.rows(slot, slot + 1).unwrap());
+            let alone = Case {
+                q: rows(&pool.q),
+                k: rows(&pool.k),
+                v: rows(&pool.v),
+                log_decay: rows(&pool.log_decay),
+                beta: rows(&pool.beta),
+                cu_seqlens: Tensor::new(&[0u32, 1], &[2], &gpu()).unwrap(),
+                slots: Some(rows(pool.slots.as_ref().unwrap())),
+                ..pool.clone()
+            };
+            let (alone_y, alone_state) = alone.run().unwrap();
+            numcheck::assert_bits("y", &values(&alone_y), &values(&rows(&y)));
+            numcheck::assert_bits("state", &slot_row(&alone_state), &slot_row(&state));
         }
     }
 }

@@ -13,7 +13,8 @@
 //! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; see [`GatedDeltaRule::qk_norm`] |
 //! | `v` | `[T, Hv, Dv]`, `Hv` a multiple of `Hk` | |
 //! | `log_decay`, `beta` | `[T, Hv]`, or made of others: see [`DeltaGates`] | f32 |
-//! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, updated | f32 |
+//! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, or a pool of them, updated | f32 |
+//! | `slots` | `[S]`: sequence `s` has state `slots[s]` of the pool; see [`GatedDeltaInputs::slots`] | u32 |
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, Hv, Dv]` | as `q` |
 //!
@@ -24,8 +25,9 @@
 //! gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its
 //! own. Chunks on a CPU with tiles of bf16 (AMX) round the state to bf16 where it is read, and the
 //! keys and queries that it is multiplied with, unless [`GatedDeltaRule::exact`] is set; everything
-//! else is f32. On a GPU `cu_seqlens` is not looked at beforehand: a sequence whose offsets do not
-//! rise, or go past `T`, is left out, and what `y` is for tokens of no sequence is undefined.
+//! else is f32. On a GPU `cu_seqlens` and `slots` are not looked at beforehand: a sequence whose
+//! offsets do not rise, or go past `T`, or whose slot is past the pool, is left out, and what `y`
+//! is for tokens of no sequence is undefined.
 //!
 //! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`;
 //! mlx-lm 0.32 `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024).
@@ -62,6 +64,19 @@ pub struct GatedDeltaInputs<'a> {
     pub v: &'a Tensor,
     pub gates: DeltaGates<'a>,
     pub cu_seqlens: &'a Tensor,
+    /// The rows of the state that the sequences read and write, as
+    /// [`SlotState::slots`](super::SlotState::slots); `None` if sequence `s` has row `s`. With
+    /// slots the bits of a step, one token per sequence, depend on the sequence's own operands
+    /// alone: neither on its slot nor on the number of sequences. Gradients take no slots.
+    pub slots: Option<&'a Tensor>,
+}
+
+impl GatedDeltaInputs<'_> {
+    /// Sequences of a call; [`Check::offsets`] has checked the operands.
+    #[cfg(feature = "gpu")]
+    fn sequences(&self) -> usize {
+        self.cu_seqlens.len() - 1
+    }
 }
 
 /// The source of `log_decay` and `beta`.
@@ -235,7 +250,8 @@ impl Dims {
 ///
 /// # Errors
 /// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
-/// not as the [module](self) says. NaN and infinity pass through.
+/// not as the [module](self) says; on the CPU [`KernelError::Id`] for a slot that the pool lacks.
+/// NaN and infinity pass through.
 pub fn gated_delta_rule(
     inputs: &GatedDeltaInputs,
     state: &mut Tensor,
@@ -249,7 +265,7 @@ pub fn gated_delta_rule(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match gpu {},
         Device::Cpu(cpu) => {
-            let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
+            let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0))?;
             let [q, k, v] =
                 [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)].map(|(n, x)| op.widened(n, x));
             let (q, k, v) = (params.normalised(&q?)?, params.normalised(&k?)?, v?);
@@ -263,6 +279,7 @@ pub fn gated_delta_rule(
                 beta: beta.as_slice()?,
                 dims,
                 params,
+                slots: inputs.slots.map(Tensor::as_slice).transpose()?,
             };
             problem.run(&cpu, &sequences, y.as_mut_slice()?, state.as_mut_slice()?);
             y.cast(inputs.q.dtype())
@@ -272,7 +289,7 @@ pub fn gated_delta_rule(
 
 fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> Result<Dims, KernelError> {
     let op = CHECK;
-    let GatedDeltaInputs { q, k, v, gates, cu_seqlens } = *inputs;
+    let GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots } = *inputs;
     let [tokens, key_heads, key_dim] = op.dims("q", q, "[T, Hk, Dk]")?;
     op.shape("k", k, q.shape(), || format!("q {:?}", q.shape()))?;
     let [_, value_heads, value_dim] = op.dims("v", v, "[T, Hv, Dv]")?;
@@ -289,16 +306,17 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
     op.dtype("k", k, q.dtype())?;
     op.dtype("v", v, q.dtype())?;
     gates.check(v, params.sign)?;
-    let [sequences, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
+    let [states, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
     let want = match params.state_layout {
-        StateLayout::KeyValue => [sequences, value_heads, key_dim, value_dim],
-        StateLayout::ValueKey => [sequences, value_heads, value_dim, key_dim],
+        StateLayout::KeyValue => [states, value_heads, key_dim, value_dim],
+        StateLayout::ValueKey => [states, value_heads, value_dim, key_dim],
     };
     let why = || format!("{:?} with q {:?} and v {:?}", params.state_layout, q.shape(), v.shape());
     op.shape("state", state, &want, why)?;
     op.dtype("state", state, DType::F32)?;
-    op.offsets(cu_seqlens, state)?;
-    for (operand, other) in [("k", k), ("v", v), ("cu_seqlens", cu_seqlens), ("state", state)] {
+    op.offsets(cu_seqlens, state, slots)?;
+    let others = [("k", k), ("v", v), ("cu_seqlens", cu_seqlens), ("state", state)];
+    for (operand, other) in others.into_iter().chain(slots.map(|slots| ("slots", slots))) {
         op.same_device(operand, other.device(), q.device())?;
     }
     Ok(Dims { key_heads, key_dim, value_heads, value_dim })

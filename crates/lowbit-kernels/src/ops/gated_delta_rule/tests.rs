@@ -17,6 +17,8 @@ pub(super) struct Case {
     pub raw: Option<[Tensor; 4]>,
     pub cu_seqlens: Tensor,
     pub state: Tensor,
+    /// Where the state is a pool.
+    pub slots: Option<Tensor>,
     pub params: GatedDeltaRule,
 }
 
@@ -100,16 +102,18 @@ impl Case {
             raw: None,
             cu_seqlens: Tensor::new(&offsets, &[offsets.len()], &device).unwrap(),
             state: Tensor::new(&state, &state_shape, &device).unwrap(),
+            slots: None,
             params: GatedDeltaRule { exact: true, ..params },
         }
     }
 
     fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
-        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, params } = self;
+        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, slots, params } = self;
         let [q, k, v, log_decay, beta, cu_seqlens, state] =
             [q, k, v, log_decay, beta, cu_seqlens, state].map(&f);
+        let slots = slots.as_ref().map(&f);
         let raw = raw.as_ref().map(|raw| raw.each_ref().map(f));
-        Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, params: *params }
+        Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, slots, params: *params }
     }
 
     pub(super) fn on(&self, device: &Device) -> Self {
@@ -141,12 +145,50 @@ impl Case {
     }
 
     pub(super) fn inputs(&self) -> GatedDeltaInputs<'_> {
-        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, .. } = self;
+        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, slots, .. } = self;
         let gates = match raw {
             Some([a, b, a_log, dt_bias]) => DeltaGates::Raw { a, b, a_log, dt_bias },
             None => DeltaGates::Computed { log_decay, beta },
         };
-        GatedDeltaInputs { q, k, v, gates, cu_seqlens }
+        GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots: slots.as_ref() }
+    }
+
+    /// The same with its states in a pool with `rows` rows more, in another order; and the rows
+    /// that they have. 7 must not divide the number of rows.
+    pub(super) fn in_pool(&self, rows: usize) -> (Self, Vec<usize>) {
+        let (sequences, len) = (self.state.dim(0), self.state.len() / self.state.dim(0).max(1));
+        let all = sequences + rows;
+        let slots: Vec<usize> = (0..sequences).map(|s| (7 * s + 2) % all).collect();
+        let mut pool = Random::new(11).normal(all * len, 0.5);
+        for (&slot, state) in slots.iter().zip(values(&self.state).chunks_exact(len)) {
+            pool[slot * len..][..len].copy_from_slice(state);
+        }
+        let ids: Vec<u32> = slots.iter().map(|&slot| slot as u32).collect();
+        let device = self.q.device();
+        let shape = [&[all], &self.state.shape()[1..]].concat();
+        let state = Tensor::new(&pool, &shape, device).unwrap();
+        let ids = Some(Tensor::new(&ids, &[sequences], device).unwrap());
+        (Self { state, slots: ids, ..self.clone() }, slots)
+    }
+
+    /// Checks on `device` that the case in a pool gives the same bits and leaves all other rows.
+    #[track_caller]
+    pub(super) fn check_pool(&self, device: &Device) {
+        let (pool, slots) = self.in_pool(3);
+        let ([want, states], [got, pooled]) = (self.bits_on(device), pool.bits_on(device));
+        assert_eq!(got, want, "y on {device}");
+        let len = states.len() / slots.len();
+        let mut expected: Vec<u32> = values(&pool.state).into_iter().map(f32::to_bits).collect();
+        for (&slot, state) in slots.iter().zip(states.chunks_exact(len)) {
+            expected[slot * len..][..len].copy_from_slice(state);
+        }
+        assert_eq!(pooled, expected, "the pool on {device}");
+    }
+
+    /// The bits of `y` and the last state, as f32.
+    fn bits_on(&self, device: &Device) -> [Vec<u32>; 2] {
+        let (y, state) = self.on(device).run().unwrap();
+        [y, state].map(|x| values(&x).into_iter().map(f32::to_bits).collect())
     }
 
     /// `y` and the last state.
@@ -340,6 +382,7 @@ fn any_split_carries_the_state() {
                     raw: None,
                     cu_seqlens: Tensor::new(&offsets, &[2], whole.q.device()).unwrap(),
                     state: state.clone(),
+                    slots: None,
                     params: whole.params,
                 }
             };
@@ -439,6 +482,69 @@ fn refusals_name_both_sides() {
 }
 
 #[test]
+fn a_pool_of_states_gives_the_same_bits() {
+    for form in forms() {
+        let params = GatedDeltaRule { form, ..GatedDeltaRule::new(19) };
+        for case in
+            [RAGGED, Sizes { lengths: &[1; 5], ..RAGGED }].map(|shape| Case::new(shape, Decay::Usual, params))
+        {
+            devices().iter().for_each(|device| case.check_pool(device));
+        }
+    }
+}
+
+#[test]
+fn sequences_that_share_a_slot_start_alike() {
+    let shape = Sizes { lengths: &[0, 4, 9, 4], ..RAGGED };
+    let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(19));
+    let device = Device::cpu(Some(2)).unwrap();
+    // Its states are row 1 of the pool, but for the third's.
+    let alike = |state: &Tensor| {
+        let rows = [1, 1, 2, 1].map(|row| state.rows(row, row + 1).unwrap());
+        crate::ops::concat_rows(&rows).unwrap()
+    };
+    let (want, states) = Case { state: alike(&case.state), ..case.clone() }.run().unwrap();
+    let slots = Some(Tensor::new(&[1u32, 1, 2, 1], &[4], &device).unwrap());
+    let (got, pool) = Case { slots, ..case.clone() }.run().unwrap();
+    assert_eq!(got.bytes(), want.bytes());
+    let row = |x: &Tensor, row| x.rows(row, row + 1).unwrap().bytes().to_vec();
+    assert_eq!(row(&pool, 1), row(&states, 1), "the first with tokens leaves its state");
+    assert_eq!(row(&pool, 2), row(&states, 2));
+    for other in [0, 3] {
+        assert_eq!(row(&pool, other), row(&case.state, other));
+    }
+}
+
+#[test]
+fn refusals_of_slots_name_both_sides() {
+    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
+    let device = Device::cpu(Some(1)).unwrap();
+    let with = |slots: Tensor| Case { slots: Some(slots), ..case.clone() };
+    let ids = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
+    let refused = |slots| with(slots).run().unwrap_err().to_string();
+    assert_eq!(
+        refused(ids(&[0, 1, 2, 3, 5])),
+        "gated_delta_rule: slots[4] is 5, but there are 5 rows to choose from"
+    );
+    assert_eq!(refused(ids(&[0, 1, 2, 3])), "gated_delta_rule: cu_seqlens is [6], but slots [4] wants [5]");
+    assert_eq!(
+        refused(Tensor::zeros(&[5], DType::F32, &device)),
+        "gated_delta_rule: slots is f32, but u32 is wanted"
+    );
+    assert_eq!(
+        refused(ids(&[0; 5]).reshape(&[5, 1]).unwrap()),
+        "gated_delta_rule: slots is [5, 1], but [S] is wanted"
+    );
+    let pooled = with(ids(&[0, 1, 2, 3, 4]));
+    let gradient = gated_delta_rule_backward(&pooled.inputs(), &pooled.state, &pooled.params, &pooled.v);
+    assert_eq!(
+        gradient.unwrap_err().to_string(),
+        "gated_delta_rule_backward: slots is [5], but gradients take none: state [5, 6, 19, 37] has one row \
+         per sequence"
+    );
+}
+
+#[test]
 fn no_tokens_leave_the_state() {
     let shape = Sizes { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
     let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(4));
@@ -474,7 +580,7 @@ fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
     assert_eq!(last.shape, state.shape());
     let cu_seqlens = Tensor::new(&[0, tokens / 2, tokens], &[3], &device).unwrap();
     let params = GatedDeltaRule { exact: true, ..params };
-    let case = Case { q, k, v, log_decay, beta, raw: None, cu_seqlens, state, params };
+    let case = Case { q, k, v, log_decay, beta, raw: None, cu_seqlens, state, slots: None, params };
     let (want_y, want_state) =
         reference(&case.inputs(), &case.state, &case.params, chunk, |_, _| true).unwrap();
     for form in [Form::Auto, Form::Recurrent, Form::Chunked] {

@@ -23,11 +23,11 @@ const WIDE: usize = 4;
 
 /// The sizes of a cache `[heads, capacity, width]`, and of rows of x `[.., heads, width]`.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
-pub(in crate::ops) struct CacheSizes {
-    pub heads: u32,
-    pub capacity: u32,
+struct CacheSizes {
+    heads: u32,
+    capacity: u32,
     /// In vectors.
-    pub width: u32,
+    width: u32,
 }
 
 /// `len` counts the vectors of x.
@@ -43,39 +43,37 @@ fn kv_append<X: Int, Y: Int, V: Size>(
 ) {
     let mut i = ABSOLUTE_POS as u32;
     while i < len {
-        append_vector::<X, Y, V>(x, positions, cache, i, &sizes, from, to);
+        let row = i / sizes.width;
+        let position = positions[(row / sizes.heads) as usize];
+        if position < sizes.capacity {
+            let row = row % sizes.heads * sizes.capacity + position;
+            append_vector::<X, Y, V>(x, i, cache, row * sizes.width + i % sizes.width, from, to);
+        }
         i += CUBE_COUNT_X * CUBE_DIM_X;
     }
 }
 
-/// Converts vector `i` of x and stores it at its token's position in the cache, if the cache has
-/// that position.
+/// Converts vector `i` of x and stores it as vector `at` of a cache.
 #[cube]
 pub(in crate::ops) fn append_vector<X: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
-    positions: &[u32],
-    cache: &mut [Vector<Y, V>],
     i: u32,
-    sizes: &CacheSizes,
+    cache: &mut [Vector<Y, V>],
+    at: u32,
     #[comptime] from: FloatType,
     #[comptime] to: FloatType,
 ) {
-    let row = i / sizes.width;
-    let position = positions[(row / sizes.heads) as usize];
-    if position < sizes.capacity {
-        let at = ((row % sizes.heads * sizes.capacity + position) * sizes.width + i % sizes.width) as usize;
-        let values = x[i as usize];
-        if comptime!(from == to) {
-            cache[at] = Vector::<Y, V>::cast_from(values);
-        } else {
-            let mut y = Vector::<Y, V>::empty();
-            #[unroll]
-            for j in 0..V::value() {
-                let value = widen(u32::cast_from(values.extract(j)), from);
-                y.insert(j, Y::cast_from(narrow(value, to)));
-            }
-            cache[at] = y;
+    let values = x[i as usize];
+    if comptime!(from == to) {
+        cache[at as usize] = Vector::<Y, V>::cast_from(values);
+    } else {
+        let mut y = Vector::<Y, V>::empty();
+        #[unroll]
+        for j in 0..V::value() {
+            let value = widen(u32::cast_from(values.extract(j)), from);
+            y.insert(j, Y::cast_from(narrow(value, to)));
         }
+        cache[at as usize] = y;
     }
 }
 

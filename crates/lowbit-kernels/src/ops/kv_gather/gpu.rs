@@ -6,7 +6,7 @@
 use super::CHECK;
 use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
-use crate::gpu::float::with_storage;
+use crate::gpu::float::{nan, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::{KernelError, Tensor};
@@ -44,15 +44,6 @@ fn kv_gather<X: Int, V: Size>(
         }
         y[i as usize] = values;
         i += CUBE_COUNT_X * CUBE_DIM_X;
-    }
-}
-
-/// The bits of a NaN.
-fn nan(dtype: FloatType) -> u32 {
-    match dtype {
-        FloatType::F32 => 0x7fc0_0000,
-        FloatType::F16 => 0x7e00,
-        FloatType::BF16 => 0x7fc0,
     }
 }
 

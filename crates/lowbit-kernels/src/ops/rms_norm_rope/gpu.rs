@@ -36,6 +36,8 @@ pub(crate) struct HeadConfig {
     y: FloatType,
     norm: bool,
     layout: RopeLayout,
+    /// True if keys and values go to pages of a pool.
+    paged: bool,
 }
 
 impl HeadConfig {
@@ -67,7 +69,20 @@ impl HeadConfig {
         layout: RopeLayout,
     ) -> Self {
         let rows = Rows::new(target, [count, slots * vector], vector);
-        Self { rows, slots_per_unit: slots.div_ceil(rows::lanes_per_row(rows)), x, y, norm, layout }
+        Self {
+            rows,
+            slots_per_unit: slots.div_ceil(rows::lanes_per_row(rows)),
+            x,
+            y,
+            norm,
+            layout,
+            paged: false,
+        }
+    }
+
+    /// The same, whose keys and values go to pages of a pool.
+    fn in_pages(self, paged: bool) -> Self {
+        Self { paged, ..self }
     }
 }
 
@@ -244,6 +259,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             for y in [x, FloatType::F16] {
                 let config = HeadConfig::new(target, [4, slots], vector, [x, y], norm, layout);
                 kernels.push(append::code(target, config));
+                kernels.push(append::code(target, config.in_pages(true)));
             }
         }
     }

@@ -1,7 +1,9 @@
-use super::tests::{agrees_with_f64_on, keys_and_values_go_to_their_positions_on, rotation};
+use super::tests::{
+    agrees_with_f64_on, keys_and_values_go_to_their_positions_on, rotation, tokens_go_to_their_pages_on,
+};
 use super::*;
-use crate::ops::RopeLayout;
 use crate::ops::testing::{FLOATS, assert_close, gpu, normal, values};
+use crate::ops::{self, RopeLayout};
 use lowbit_formats::DType;
 use numcheck::Random;
 
@@ -13,6 +15,33 @@ fn agrees_with_f64() {
 #[test]
 fn keys_and_values_go_to_their_positions_and_nowhere_else() {
     keys_and_values_go_to_their_positions_on(&[gpu()], &[69, 70, 0, u32::MAX, 12]);
+}
+
+#[test]
+fn tokens_go_to_their_pages() {
+    tokens_go_to_their_pages_on(&[gpu()]);
+}
+
+#[test]
+fn tokens_without_a_page_go_nowhere() {
+    let device = gpu();
+    let pool = || Tensor::zeros(&[2, 1, 64, 2], DType::F32, &device);
+    let (mut keys, mut cached) = (pool(), pool());
+    let x = Tensor::new(&[5f32, 6.0].repeat(4), &[4, 1, 2], &device).unwrap();
+    // A page beyond the pool, a position beyond the table, and two tokens that have places.
+    let table = Tensor::new(&[2u32, 0, 1, 0, u32::MAX, 1, 0, 1], &[4, 2], &device).unwrap();
+    let at = Tensor::new(&[3u32, 128, 65, 7], &[4], &device).unwrap();
+    let rope = rotation(0, RopeLayout::HalfSplit);
+    let params = RmsNormRope { head_dim: 2, norm: None, rope: &rope };
+    let into = ops::PagesMut { keys: &mut keys, values: &mut cached, table: &table };
+    rms_norm_rope_append_paged(into, [&x, &x, &x], &at, [&params; 2]).unwrap();
+    let mut want = vec![0f32; 2 * 64 * 2];
+    for place in [64 + 1, 7] {
+        want[2 * place..][..2].copy_from_slice(&[5.0, 6.0]);
+    }
+    for pool in [keys, cached] {
+        assert_eq!(values(&pool), want);
+    }
 }
 
 #[test]

@@ -16,8 +16,10 @@ use super::check::Check;
 use super::kv_append::{self, kv_append};
 #[cfg(feature = "gpu")]
 use super::narrow;
+use super::pages::{self, PagesMut};
 use super::rope::{self, Direction, Rope};
 use crate::{Device, KernelError, Tensor};
+use lowbit_formats::DType;
 
 /// The norm and the rotation of query or key heads before attention.
 #[derive(Clone, Copy, Debug)]
@@ -126,22 +128,99 @@ pub fn rms_norm_rope_append(
     match k.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            gpu::append::launch(check, gpu, [keys, values], [q, k, v], positions, [queries, new_keys])
+            gpu::append::launch(check, gpu, ([keys, values], None), [q, k, v], positions, [queries, new_keys])
         }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            let q = rms_norm_rope(q, positions, queries)?;
-            // Both are rounded first: what does not fit is an error that leaves both caches as they
-            // are.
-            let k = rms_norm_rope(k, positions, new_keys)?;
-            let k = kv_append::rounded(check, ("k", &k), keys.dtype())?;
-            let v = kv_append::rounded(check, ("v", v), values.dtype())?;
+            let (q, [k, v]) = made(check, keys.dtype(), [q, k, v], positions, [queries, new_keys])?;
             kv_append(keys, &k, positions)?;
             kv_append(values, &v, positions)?;
             Ok(q)
         }
     }
+}
+
+/// As [`rms_norm_rope_append`], into pages of a pool. With `place(t) = positions[t] % 64` and
+/// `page(t) = table[t / (T / S), positions[t] / 64]`:
+///
+/// ```text
+/// keys[page(t), h, place(t), :]   = rms_norm_rope(k, positions, new_keys)[t, h, :]
+/// values[page(t), h, place(t), :] = v[t, h, :]
+/// y                               = rms_norm_rope(q, positions, queries)
+/// ```
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | pages | see [`Pages`](super::Pages); S divides T | f32, f16, bf16; the table u32 |
+/// | q | `[T, H, S]` | k's |
+/// | k | `[T, Hkv, D]` | f32, f16, bf16 |
+/// | v | `[T, Hkv, Dv]` | k's |
+/// | positions | `[T]` | u32 |
+///
+/// Which of several tokens with the same place is stored is undefined. On a GPU tokens at positions
+/// beyond the table, or in pages beyond the pool, are not stored.
+///
+/// # Errors
+/// Those of [`rms_norm_rope_append`], and [`KernelError::Id`] for a position beyond the table and
+/// for a page beyond the pool. After an error the pages are unchanged.
+pub fn rms_norm_rope_append_paged(
+    pages: PagesMut<'_>,
+    [q, k, v]: [&Tensor; 3],
+    positions: &Tensor,
+    [queries, new_keys]: [&RmsNormRope<'_>; 2],
+) -> Result<Tensor, KernelError> {
+    let check = Check("rms_norm_rope_append_paged");
+    queries.check(check, q, positions)?;
+    new_keys.check(check, k, positions)?;
+    let shape = pages.as_pages().check(check, positions)?;
+    let PagesMut { keys, values, table } = pages;
+    for ((operand, x), (width, pool)) in
+        [("k", k), ("v", v)].into_iter().zip(shape.widths.into_iter().zip([&*keys, &*values]))
+    {
+        check.shape(operand, x, &[positions.len(), shape.heads, width], || {
+            format!("the pool {:?}", pool.shape())
+        })?;
+        check.float(operand, x)?;
+    }
+    check.same_device("keys", keys.device(), k.device())?;
+    for (operand, x) in [("q", q), ("v", v)] {
+        check.dtype(operand, x, k.dtype())?;
+        check.same_device(operand, x.device(), k.device())?;
+    }
+    match k.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let into = ([keys, values], Some((table, shape.sizes(check)?)));
+            gpu::append::launch(check, gpu, into, [q, k, v], positions, [queries, new_keys])
+        }
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => {
+            let (q, [k, v]) = made(check, keys.dtype(), [q, k, v], positions, [queries, new_keys])?;
+            let places = shape.places(table.as_slice()?, positions.as_slice()?);
+            pages::append(keys, &k, &places);
+            pages::append(values, &v, &places);
+            Ok(q)
+        }
+    }
+}
+
+/// On the CPU the normed and rotated q, and the new keys and values as `cached` holds them. All is
+/// rounded before anything is stored: a number that does not fit is an error that leaves the caches
+/// as they are.
+fn made(
+    check: Check,
+    cached: DType,
+    [q, k, v]: [&Tensor; 3],
+    positions: &Tensor,
+    [queries, new_keys]: [&RmsNormRope<'_>; 2],
+) -> Result<(Tensor, [Tensor; 2]), KernelError> {
+    let q = rms_norm_rope(q, positions, queries)?;
+    let k = rms_norm_rope(k, positions, new_keys)?;
+    let k = kv_append::rounded(check, ("k", &k), cached)?;
+    let v = kv_append::rounded(check, ("v", v), cached)?;
+    Ok((q, [k, v]))
 }
 
 impl RmsNormRope<'_> {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::testing::{FLOATS, assert_close, device, devices, normal, rounding, tensor};
+use crate::ops::testing::{FLOATS, assert_close, device, devices, fetched, normal, rounding, tensor};
 use crate::ops::{self, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_formats::DType;
 use numcheck::Random;
@@ -102,6 +102,100 @@ pub(super) fn keys_and_values_go_to_their_positions_on(devices: &[Device], posit
             }
         }
     }
+}
+
+#[test]
+fn tokens_go_to_their_pages() {
+    tokens_go_to_their_pages_on(&devices());
+}
+
+/// Three sequences of two tokens each, in pages in any order: each token is where the table says,
+/// and no other place is written.
+pub(super) fn tokens_go_to_their_pages_on(devices: &[Device]) {
+    const POSITIONS: [u32; 6] = [0, 1, 63, 64, 130, 129];
+    let (heads, pages, columns) = (3, 9, 3);
+    // What is behind a sequence's pages is not read.
+    let table = [5, u32::MAX, 99, 8, 1, u32::MAX, 0, 7, 2];
+    let mut random = Random::new(4);
+    for (i, [rotary_dim, head_dim, columns_of_q]) in SIZES.into_iter().enumerate() {
+        let (dtype, cached, value_dim) = (FLOATS[i % 3], FLOATS[i / 3], columns_of_q);
+        let rope = rotation(rotary_dim, [RopeLayout::HalfSplit, RopeLayout::Interleaved][i % 2]);
+        for device in devices {
+            let (k, ks) = normal(&mut random, &[6, heads, head_dim], dtype, device);
+            let (v, vs) = normal(&mut random, &[6, heads, value_dim], dtype, device);
+            let (q, qs) = normal(&mut random, &[6, 2 * heads, columns_of_q], dtype, device);
+            let (weight, weights) = normal(&mut random, &[head_dim], FLOATS[0], device);
+            let norm = (i % 4 != 0).then_some((&weight, 1e-3));
+            let params = RmsNormRope { head_dim, norm, rope: &rope };
+            let at = Tensor::new(&POSITIONS, &[6], device).unwrap();
+            let table = Tensor::new(&table, &[3, columns], device).unwrap();
+            let [mut keys, mut values] = [head_dim, value_dim].map(|width| {
+                let shape = [pages, heads, ops::PAGE_TOKENS, width];
+                tensor(&vec![9.0; shape.iter().product()], &shape, cached, device).0
+            });
+            let into = ops::PagesMut { keys: &mut keys, values: &mut values, table: &table };
+            let y = rms_norm_rope_append_paged(into, [&q, &k, &v], &at, [&params; 2]).unwrap();
+            let made = reference::rms_norm_rope(&qs, columns_of_q, &weights, &POSITIONS, &params);
+            let (want, bounds): (Vec<f64>, Vec<f64>) = made.into_iter().unzip();
+            assert_close(&y, &[6, 2 * heads, head_dim], dtype, &want, |i| bounds[i]);
+            let made = reference::rms_norm_rope(&ks, head_dim, &weights, &POSITIONS, &params);
+            let made = made.into_iter().map(|(y, bound)| (y, bound + rounding(dtype, y.abs() + bound)));
+            let copied = vs.iter().map(|&v| (f64::from(v), 0.0));
+            for (pool, rows) in [(keys, made.collect::<Vec<_>>()), (values, copied.collect())] {
+                let width = pool.dim(3);
+                let mut want = vec![(9.0, 0.0); pool.len()];
+                for (row, values) in rows.chunks(width).enumerate() {
+                    let (token, head) = (row / heads, row % heads);
+                    let position = POSITIONS[token] as usize;
+                    let page =
+                        fetched(&table).as_slice::<u32>().unwrap()[token / 2 * columns + position / 64];
+                    let place = (page as usize * heads + head) * 64 + position % 64;
+                    want[place * width..][..width].copy_from_slice(values);
+                }
+                let (want, bounds): (Vec<f64>, Vec<f64>) = want.into_iter().unzip();
+                assert_close(&pool, &[pages, heads, 64, width], cached, &want, |i| bounds[i]);
+            }
+            // A token alone, in other pages of another pool, has the same bits.
+            let of_token = |x: &Tensor| x.rows(3, 4).unwrap();
+            let [mut keys, mut values] = [head_dim, value_dim]
+                .map(|width| Tensor::zeros(&[3, heads, ops::PAGE_TOKENS, width], cached.dtype(), device));
+            let table = Tensor::new(&[0u32, 2], &[1, 2], device).unwrap();
+            let into = ops::PagesMut { keys: &mut keys, values: &mut values, table: &table };
+            let new = [of_token(&q), of_token(&k), of_token(&v)];
+            let alone =
+                rms_norm_rope_append_paged(into, new.each_ref(), &of_token(&at), [&params; 2]).unwrap();
+            assert_eq!(fetched(&alone).bytes(), fetched(&of_token(&y)).bytes());
+        }
+    }
+}
+
+#[test]
+fn pages_refuse_what_has_no_place() {
+    let device = device();
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+    let (mut keys, mut values) = (zeros(&[4, 3, 64, 8]), zeros(&[4, 3, 64, 8]));
+    let rope = rotation(4, RopeLayout::HalfSplit);
+    let params = RmsNormRope { head_dim: 8, norm: None, rope: &rope };
+    let ones = Tensor::new(&[1f32; 24], &[1, 3, 8], &device).unwrap();
+    let mut refused = |k: &Tensor, v: &Tensor, table: &[u32], position: u32| {
+        let table = Tensor::new(table, &[1, table.len()], &device).unwrap();
+        let at = Tensor::new(&[position], &[1], &device).unwrap();
+        let into = ops::PagesMut { keys: &mut keys, values: &mut values, table: &table };
+        rms_norm_rope_append_paged(into, [&ones, k, v], &at, [&params; 2]).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&ones, &ones, &[1, 2], 128),
+        "rms_norm_rope_append_paged: positions[0] is 128, but there are 128 rows to choose from"
+    );
+    assert_eq!(
+        refused(&ones, &ones, &[1, 4], 64),
+        "rms_norm_rope_append_paged: table[1] is 4, but there are 4 rows to choose from"
+    );
+    assert_eq!(
+        refused(&ones, &zeros(&[1, 2, 8]), &[1], 0),
+        "rms_norm_rope_append_paged: v is [1, 2, 8], but the pool [4, 3, 64, 8] wants [1, 3, 8]"
+    );
+    assert!(keys.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0));
 }
 
 #[test]

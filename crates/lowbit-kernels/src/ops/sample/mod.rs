@@ -1,22 +1,30 @@
 //! Drawing the next token.
 
+mod batch;
 mod bench;
 pub(crate) mod cpu;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod kind;
 mod next;
 #[cfg(test)]
 mod peer;
 mod philox;
 pub(crate) mod reference;
+mod rows;
+#[cfg(test)]
+mod rows_tests;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+pub use batch::{DecodeBatch, DrawnRows};
+pub use kind::SampleKind;
 pub use next::{DecodeState, Drawn, sample_next};
+pub use rows::sample_rows;
 
 /// Options of [`sample`]; the default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]

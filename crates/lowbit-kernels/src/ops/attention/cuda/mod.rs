@@ -61,8 +61,9 @@ pub(super) fn code(target: &Target, choice: Choice) -> Option<Box<dyn CubeKernel
 
 /// The arguments of all these kernels.
 macro_rules! arguments {
-    ($kernel:ident, $call:expr, $out:expr) => {
+    ($kernel:ident, $call:expr, $out:expr $(, $more:ident: $value:expr)*) => {
         $kernel {
+            $($more: $value,)*
             inputs: $call.inputs()?,
             y: $out.y.buffer()?,
             scales: $out.scales.buffer()?,
@@ -80,9 +81,16 @@ pub(super) fn launch_step(
     splits: usize,
     out: Output,
 ) -> Result<(), KernelError> {
-    let cubes = cubes(call, config.rows(), splits)?;
-    let arguments = arguments!(AttentionStep, call, out);
-    // SAFETY: as for the tile kernel; D and Dv are sizes that it takes.
+    let cubes = match config.paged {
+        // Rows of each token alone.
+        true => [call.heads()?, CHECK.index(call.tokens())?, CHECK.index(splits)?],
+        false => cubes(call, config.rows(), splits)?,
+    };
+    let (table, pool) = call.table();
+    let arguments = arguments!(AttentionStep, call, out, table: table.buffer()?, pool: pool);
+    // SAFETY: as for the tile kernel; D and Dv are sizes that it takes. A token's rows in pages are
+    // no more than a cube's; positions within the capacity have a page in the table, and pages
+    // beyond the pool are not read.
     unsafe { call.gpu.launch(compiled_step(call.gpu.target(), config), cubes, arguments) }
 }
 

@@ -187,6 +187,24 @@ pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, 
     meet(meeting, values.units);
 }
 
+/// The place of a cube's part of the keys of its rows.
+#[derive(CubeType)]
+pub(super) struct PartPlace {
+    /// The part, and how many a row has memory for.
+    pub index: u32,
+    pub count: u32,
+    /// Query rows of all key heads.
+    pub rows: u32,
+}
+
+#[cube]
+impl PartPlace {
+    /// That of a launch with a cube for each part along z, of `rows` query rows per key head.
+    pub fn of_cube(rows: u32) -> PartPlace {
+        PartPlace { index: CUBE_POS_Z, count: CUBE_COUNT_Z, rows: CUBE_COUNT_X * rows }
+    }
+}
+
 /// The destination of a unit's rows.
 #[derive(CubeType)]
 pub(super) struct Destination {
@@ -197,6 +215,7 @@ pub(super) struct Destination {
     pub scale: f32,
     /// True if the cube had keys at all.
     pub any_keys: bool,
+    pub part: PartPlace,
 }
 
 /// A row to be stored: as the result, or as a part for `gpu/combine.rs`.
@@ -234,9 +253,9 @@ pub(super) fn begin_row(
     let mut there = row < out.rows;
     if comptime!(split) {
         if there && first {
-            store_scale(scales, at, greatest * out.scale, weights);
+            store_scale(scales, at, &out.part, (greatest * out.scale, weights));
         }
-        at += CUBE_POS_Z * CUBE_COUNT_X * out.rows;
+        at += out.part.index * out.part.rows;
         there = there && out.any_keys;
     }
     Row { there, at: at * comptime!(width as u32), factor: reciprocal(weights) }
@@ -244,8 +263,9 @@ pub(super) fn begin_row(
 
 /// Stores the scale of this cube's part of row `row` of y: the parts' weights are powers of e.
 #[cube]
-pub(super) fn store_scale(scales: &mut [f32], row: u32, exponent: f32, weights: f32) {
-    let to = ((row * CUBE_COUNT_Z + CUBE_POS_Z) * 2u32) as usize;
+fn store_scale(scales: &mut [f32], row: u32, part: &PartPlace, found: (f32, f32)) {
+    let (exponent, weights) = found;
+    let to = ((row * part.count + part.index) * 2u32) as usize;
     scales[to] = exponent * comptime!(std::f32::consts::LN_2);
     scales[to + 1] = weights;
 }

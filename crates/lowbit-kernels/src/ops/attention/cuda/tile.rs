@@ -6,7 +6,7 @@
 //! values while its scores are computed.
 
 use super::config::TileConfig;
-use super::rows::{Destination, RowBounds, row_bounds, visible_keys, zero_non_finite_values};
+use super::rows::{Destination, PartPlace, RowBounds, row_bounds, visible_keys, zero_non_finite_values};
 use super::sums::Sums;
 use crate::gpu::cuda::ptx::{address, copy_vector, load_tiles, mma, wait_copies};
 use crate::gpu::launch::kernel;
@@ -87,7 +87,8 @@ pub(in crate::ops::attention) fn attention_tile(
         at = next;
     }
     let any_keys = visible.begin < visible.end;
-    let out = Destination { own, rows: sizes.rows, group: sizes.group, scale, any_keys };
+    let part = PartPlace::of_cube(sizes.rows);
+    let out = Destination { own, rows: sizes.rows, group: sizes.group, scale, any_keys, part };
     sums.store(y, scales, &out, config);
 }
 

@@ -6,16 +6,17 @@
 //! (`scales[row, split, 2]`). The result is
 //! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`. Sinks are
 //! added to the denominator here and nowhere else: with them, rows of one part are combined, too.
+//! Where keys are in pages, a row's position says how many parts it has; others were not written.
 
 #![allow(unsafe_code)] // Launches.
 
-use super::operands::{reciprocal, reciprocal_with};
+use super::operands::{reciprocal, reciprocal_with, seen_from};
 use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::float::{with_storage, write};
-use crate::gpu::launch::{Kernel, kernel};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::rows::cubes;
 use crate::ops::attention::CHECK;
 use cubecl_core as cubecl;
@@ -44,6 +45,8 @@ pub(crate) struct CombineConfig {
     pub plane: usize,
     /// True if there are sinks.
     sinks: bool,
+    /// True if keys are in pages: a row's position says how many parts it has (`parts.rs`).
+    paged: bool,
     /// Groups of [`Self::lanes`] units; group `i` takes the parts from `i` on, strided by the
     /// number of groups.
     groups: usize,
@@ -52,7 +55,7 @@ pub(crate) struct CombineConfig {
 impl CombineConfig {
     /// For `splits` parts of each row: a group for as many of them as a unit loads at once.
     pub fn new(width: usize, dtype: FloatType, splits: usize, plane: usize) -> Self {
-        let one = Self { width, dtype, plane, sinks: false, groups: 1 };
+        let one = Self { width, dtype, plane, sinks: false, paged: false, groups: 1 };
         // Devices of small planes share no memory within a cube.
         let most = if plane < 32 { 1 } else { 512 / one.lanes() };
         Self { groups: splits.div_ceil(PREFETCH).next_power_of_two().min(most).max(1), ..one }
@@ -61,6 +64,11 @@ impl CombineConfig {
     /// With sinks or without.
     pub fn with_sinks(self, sinks: bool) -> Self {
         Self { sinks, ..self }
+    }
+
+    /// For keys in pages or contiguous ones.
+    pub fn in_pages(self, paged: bool) -> Self {
+        Self { paged, ..self }
     }
 
     /// Elements that a unit takes.
@@ -82,19 +90,32 @@ impl CombineConfig {
 /// Parts that a unit loads before it uses the first.
 const PREFETCH: usize = 4;
 
-/// `y` of `rows` rows from `splits` parts of each; row r has query head `r % heads`. One cube per
-/// row.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+pub(super) struct CombineSizes {
+    rows: u32,
+    /// Query heads.
+    heads: u32,
+    /// Parts that a row has memory for.
+    splits: u32,
+    /// Positions that pages have room for.
+    capacity: u32,
+    /// The most keys that a query sees.
+    window: u32,
+}
+
+/// `y` from the parts of each row; row r has query head `r % heads` of token `r / heads`. One cube
+/// per row.
 #[kernel]
 pub(super) fn attention_combine<Y: Int, V: Size>(
     parts: &[Vector<f32, V>],
     scales: &[f32],
     sinks: &[f32],
+    positions: &[u32],
     y: &mut [Y],
-    rows: u32,
-    heads: u32,
-    splits: u32,
+    sizes: CombineSizes,
     #[comptime] config: CombineConfig,
 ) {
+    let (rows, heads, splits) = (sizes.rows, sizes.heads, sizes.splits);
     let lanes = comptime!(config.lanes() as u32);
     let vectors = comptime!((config.width / config.vector()) as u32);
     let vector = comptime!(config.vector());
@@ -105,7 +126,12 @@ pub(super) fn attention_combine<Y: Int, V: Size>(
     let mut greatest = NO_SCORE.runtime();
     let mut written = 0u32.runtime();
     let mut part = UNIT_POS_X % comptime!(config.plane as u32);
-    while part < splits {
+    let mut end = splits;
+    if comptime!(config.paged) {
+        // Nothing was written of parts that there are not.
+        end = seen_from(positions[(row / heads) as usize], sizes.capacity, sizes.window).parts();
+    }
+    while part < end {
         let at = (scales_at + 2u32 * part) as usize;
         greatest = max(greatest, scales[at]);
         written = select(has_keys(scales[at + 1]), part + 1u32, written);
@@ -217,16 +243,21 @@ pub(super) fn launch(
     parts: Output,
     splits: usize,
 ) -> Result<(), KernelError> {
-    let (rows, heads) = (call.y.dim(0) * call.y.dim(1), call.y.dim(1));
+    let (rows, heads, sizes) = (call.y.dim(0) * call.y.dim(1), call.y.dim(1), call.sizes()?);
     let arguments = AttentionCombine {
         parts: parts.y.buffer()?,
         scales: parts.scales.buffer()?,
         // An unused operand gets a placeholder buffer.
         sinks: call.sinks.unwrap_or(parts.scales).buffer()?,
+        positions: call.positions().buffer()?,
         y: call.y.buffer()?,
-        rows: CHECK.index(rows)?,
-        heads: CHECK.index(heads)?,
-        splits: CHECK.index(splits)?,
+        sizes: CombineSizes {
+            rows: CHECK.index(rows)?,
+            heads: CHECK.index(heads)?,
+            splits: CHECK.index(splits)?,
+            capacity: sizes.capacity,
+            window: sizes.window,
+        },
     };
     // SAFETY: there are `splits` parts and scales per row of y, whose heads each have a sink if
     // there are any, and cubes past the last row take that.

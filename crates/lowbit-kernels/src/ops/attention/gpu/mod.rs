@@ -6,17 +6,21 @@
 //! | `cmma_tile/` | the kernel for many query rows of 16-bit floats on cooperative matrices |
 //! | `../cuda/` | the kernel for 16-bit floats on NVIDIA's tensor cores |
 //! | `combine.rs` | the kernel that makes one result of a row whose keys several cubes shared |
+//! | `paged.rs`, `parts.rs` | keys in pages: the call, and the parts that a row's keys are summed in |
 //! | `operands.rs` | the operands that the kernels over keys have in common |
 
 mod cmma_tile;
 mod combine;
 pub(super) mod operands;
+mod paged;
+pub(super) mod parts;
 mod stream;
 
 use super::{AttentionParams, CHECK, cuda, policy};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
+use crate::ops::pages::gpu::{PoolSizes, Table};
 use crate::{Device, KernelError, Tensor};
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
@@ -27,6 +31,7 @@ use std::f32::consts::LOG2_E;
 
 pub(super) use cmma_tile::CmmaTile;
 pub(super) use combine::CombineConfig;
+pub(super) use paged::{attention_paged, rounded_paged};
 pub(super) use stream::StreamConfig;
 
 #[cfg(test)]
@@ -42,6 +47,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels: Vec<_> = floats.iter().zip([(128, 2), (256, 33), (13, 33)]).map(combine).collect();
     let config = policy::combine_config(64, FloatType::BF16, 1, target.plane());
     kernels.push(combine::compiled(target, config.with_sinks(true)).code());
+    kernels.extend(paged::kernels(target));
     let mut push = |dtype, cache, sizes| {
         let (config, _) = policy::stream_config([dtype, cache], sizes, target.caps());
         kernels.push(stream::compiled(target, config).code());
@@ -137,7 +143,8 @@ fn attention_by(
         CHECK.index(x.len())?;
     }
     let group = query_heads / heads;
-    let call = Call { gpu, operands: [q, k, v, positions], sinks, y: &y, params, group };
+    let operands = [q, k, v, positions];
+    let call = Call { gpu, operands, sinks, y: &y, params, group, heads, capacity, table: None };
     let sizes = [tokens * group, heads, capacity, width, value_width];
     let (kernel, splits) = choose([dtype, cache], sizes);
     let kernel = if sinks.is_some() { kernel.in_parts() } else { kernel };
@@ -179,6 +186,12 @@ pub(super) struct Call<'a> {
     pub params: &'a AttentionParams,
     /// Query heads per key head.
     group: usize,
+    /// Key heads.
+    heads: usize,
+    /// Keys per key head; where they are in pages, positions that the table has pages for.
+    capacity: usize,
+    /// Where keys are in pages.
+    table: Option<Table<'a>>,
 }
 
 /// The output of a kernel over keys.
@@ -198,7 +211,7 @@ impl Call<'_> {
         splits: usize,
         launch: impl Fn(Output) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
-        if splits == 1 && self.sinks.is_none() {
+        if splits == 1 && self.sinks.is_none() && self.table.is_none() {
             // An unused operand gets a placeholder buffer.
             return launch(Output { y: self.y, scales: self.y });
         }
@@ -210,17 +223,31 @@ impl Call<'_> {
         launch(parts)?;
         let config =
             policy::combine_config(width, CHECK.float("q", self.y)?, splits, self.gpu.target().plane());
-        combine::launch(self, config.with_sinks(self.sinks.is_some()), parts, splits)
+        let config = config.with_sinks(self.sinks.is_some()).in_pages(self.table.is_some());
+        combine::launch(self, config, parts, splits)
     }
 
     /// Key heads, as a kernel takes them.
     pub(super) fn heads(&self) -> Result<u32, KernelError> {
-        CHECK.index(self.operands[1].dim(0))
+        CHECK.index(self.heads)
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.operands[0].dim(0)
+    }
+
+    fn positions(&self) -> &Tensor {
+        self.operands[3]
+    }
+
+    /// The table of pages with its sizes; placeholders where keys are contiguous.
+    pub(super) fn table(&self) -> Table<'_> {
+        self.table.unwrap_or_else(|| (self.positions(), PoolSizes::none()))
     }
 
     /// Query rows per key head.
     pub(super) fn rows(&self) -> usize {
-        self.operands[0].dim(0) * self.group
+        self.tokens() * self.group
     }
 
     pub(super) fn inputs(&self) -> Result<InputsArgs<'_>, KernelError> {
@@ -233,7 +260,7 @@ impl Call<'_> {
         Ok(Sizes {
             rows: CHECK.index(self.rows())?,
             group: CHECK.index(self.group)?,
-            capacity: CHECK.index(self.operands[1].dim(1))?,
+            capacity: CHECK.index(self.capacity)?,
             window,
         })
     }

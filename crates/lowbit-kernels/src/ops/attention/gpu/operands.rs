@@ -50,8 +50,14 @@ pub(in crate::ops::attention) struct SeenKeys {
 #[cube]
 pub(in crate::ops::attention) fn seen_keys(positions: &[u32], row: u32, sizes: &Sizes) -> SeenKeys {
     let position = positions[(min(row, sizes.rows - 1u32) / sizes.group) as usize];
-    let high = select(position < sizes.capacity, position + 1u32, 0u32);
-    SeenKeys { low: high - min(high, sizes.window), high }
+    seen_from(position, sizes.capacity, sizes.window)
+}
+
+/// The keys that a query at `position` sees, of `capacity` that there are.
+#[cube]
+pub(in crate::ops::attention) fn seen_from(position: u32, capacity: u32, window: u32) -> SeenKeys {
+    let high = select(position < capacity, position + 1u32, 0u32);
+    SeenKeys { low: high - min(high, window), high }
 }
 
 #[cube]

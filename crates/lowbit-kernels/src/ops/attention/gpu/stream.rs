@@ -11,7 +11,7 @@
 mod keys;
 mod output;
 
-use super::operands::{Inputs, InputsArgs, SeenKeys, Sizes, VisibleKeys, seen_keys};
+use super::operands::{Inputs, InputsArgs, SeenKeys, Sizes, VisibleKeys, seen_from, seen_keys};
 use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::CUBES;
@@ -19,6 +19,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::launch::{Kernel, kernel};
 use crate::ops::attention::CHECK;
+use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use keys::{StepKeys, Sums, step};
@@ -51,6 +52,9 @@ pub(crate) struct StreamConfig {
     /// True if several cubes share the keys of a row: then y holds parts, which `combine.rs`
     /// combines.
     pub split: bool,
+    /// True if keys are in pages: a cube then has rows of one token, and a part of their keys
+    /// (`parts.rs`).
+    pub paged: bool,
 }
 
 impl StreamConfig {
@@ -82,24 +86,32 @@ impl StreamConfig {
 
 /// See [`attention`](crate::ops::attention()). y is of q's type, or holds the bits of f32 where the
 /// keys are split. `scale` is an f32; the cube at 0 along x takes the block of rows `first`.
+/// `table` and `pool` are those of pages.
 #[kernel]
 pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
     inputs: &Inputs<Q, Vector<K, N>>,
+    table: &[u32],
     y: &mut [Y],
     scales: &mut [f32],
     sizes: Sizes,
+    pool: PoolSizes,
     scale: u32,
     first: u32,
     #[comptime] config: StreamConfig,
 ) {
     let count = comptime!(config.rows);
     // The first row of the last tokens, which have most keys, goes first.
-    let row0 = (first + CUBE_COUNT_X - 1u32 - CUBE_POS_X) * comptime!(count as u32);
-    let lane = UNIT_POS_X % comptime!(config.lanes as u32);
-    let of = Rows { first: row0, count: sizes.rows, group: sizes.group, lane };
+    let block = first + CUBE_COUNT_X - 1u32 - CUBE_POS_X;
+    let of = rows_of_block(block, &sizes, config);
+    let (lane, token) = (of.lane, of.first / sizes.group);
     let queries = load_queries::<Q>(&inputs.q, &inputs.positions, &of, &sizes, config);
     let mut visible = queries.visible_keys(config);
-    if comptime!(config.split) {
+    if comptime!(config.paged) {
+        let position = inputs.positions[token as usize];
+        let part = seen_from(position, sizes.capacity, sizes.window).part(CUBE_POS_Z);
+        visible.begin = part.begin;
+        visible.end = part.end;
+    } else if comptime!(config.split) {
         visible.keep_split(comptime!((config.step() * config.planes) as u32));
     }
 
@@ -118,6 +130,8 @@ pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
         let first = at + plane * comptime!(config.step() as u32) + member;
         let keys = StepKeys {
             base: CUBE_POS_Y * sizes.capacity,
+            token,
+            pool: pool.again(),
             first,
             end: visible.end,
             lane,
@@ -125,9 +139,9 @@ pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
         };
         let next = at + comptime!((config.step() * config.planes) as u32);
         if at >= visible.all_begin && next <= min(visible.all_end, visible.end) {
-            step::<K, N>(&inputs.k, &inputs.v, &queries, &mut sums, &keys, false, config);
+            step::<K, N>(&inputs.k, &inputs.v, table, &queries, &mut sums, &keys, false, config);
         } else {
-            step::<K, N>(&inputs.k, &inputs.v, &queries, &mut sums, &keys, true, config);
+            step::<K, N>(&inputs.k, &inputs.v, table, &queries, &mut sums, &keys, true, config);
         }
         at = next;
     }
@@ -136,14 +150,31 @@ pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
     store::<Y>(&sums, y, scales, &out, config);
 }
 
-/// A cube's query rows: from row `first` of a key head's `count` on, `group` of them per token; and
-/// the unit's lane.
+/// A cube's query rows: from row `first` of a key head on, before `count`, `group` of them per
+/// token; all rows of a key head; and the unit's lane.
 #[derive(CubeType)]
 struct Rows {
     first: u32,
     count: u32,
+    all: u32,
     group: u32,
     lane: u32,
+}
+
+/// The rows of block `block`. Blocks of pages end with a token.
+#[cube]
+fn rows_of_block(block: u32, sizes: &Sizes, #[comptime] config: StreamConfig) -> Rows {
+    let (all, group) = (sizes.rows, sizes.group);
+    let lane = UNIT_POS_X % comptime!(config.lanes as u32);
+    let count = comptime!(config.rows as u32);
+    if comptime!(config.paged) {
+        let blocks = group.div_ceil(count);
+        let token = block / blocks;
+        let first = token * group + block % blocks * count;
+        Rows { first, count: (token + 1u32) * group, all, group, lane }
+    } else {
+        Rows { first: block * count, count: all, all, group, lane }
+    }
 }
 
 /// The place of query row `row` of this cube's key head among the rows of q and y.
@@ -252,20 +283,28 @@ pub(super) fn launch(
     splits: usize,
     out: Output,
 ) -> Result<(), KernelError> {
-    let blocks = CHECK.index(call.rows().div_ceil(config.rows))?;
+    let blocks = match config.paged {
+        true => call.tokens() * call.group.div_ceil(config.rows),
+        false => call.rows().div_ceil(config.rows),
+    };
+    let blocks = CHECK.index(blocks)?;
+    let (table, pool) = call.table();
     let (heads, splits) = (call.heads()?, CHECK.index(splits)?);
     (0..blocks).step_by(CUBES).try_for_each(|first| {
         let cubes = [(blocks - first).min(CUBES as u32), heads, splits];
         let arguments = AttentionStream {
             inputs: call.inputs()?,
+            table: table.buffer()?,
             y: out.y.buffer()?,
             scales: out.scales.buffer()?,
             sizes: call.sizes()?,
+            pool,
             scale: call.params.scale.to_bits(),
             first,
         };
         // SAFETY: the sizes are the tensors'; positions beyond the capacity see no keys, and rows
-        // past the last are not stored. Each split has its part of y and its scales.
+        // past the last are not stored. Each split has its part of y and its scales. Positions
+        // within the capacity have a page in the table, and pages beyond the pool are not read.
         unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes, arguments) }
     })
 }

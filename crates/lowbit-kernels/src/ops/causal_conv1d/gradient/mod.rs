@@ -70,7 +70,7 @@ pub fn causal_conv1d_backward(
 ) -> Result<CausalConv1dGradient, KernelError> {
     let check = CHECK;
     let CausalConv1dInputs { x, weight, bias, state, cu_seqlens, .. } = *inputs;
-    let [tokens, ..] = check_operands(check, [x, weight, cu_seqlens], bias, state)?;
+    let [tokens, ..] = check_operands(check, [x, weight, cu_seqlens], bias, (state, None))?;
     check.shape("dy", dy, x.shape(), || "x".into())?;
     check.float("dy", dy)?;
     check.same_device("dy", dy.device(), x.device())?;
@@ -83,7 +83,7 @@ pub fn causal_conv1d_backward(
         Device::Gpu(gpu) => gpu::backward(gpu, &inputs, &wide)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
-        Device::Cpu(cpu) => backward(cpu, &inputs, &check.sequences(cu_seqlens, tokens, state)?, &wide)?,
+        Device::Cpu(cpu) => backward(cpu, &inputs, &check.sequences(cu_seqlens, tokens)?, &wide)?,
     };
     Ok(CausalConv1dGradient { dx: gradient.dx.cast(dy.dtype())?, ..gradient })
 }
@@ -111,7 +111,7 @@ fn backward(
     // The weight's gradient and the bias's, by sequence.
     let columns = width + 1;
     let mut partials = vec![0.0; sequences.len() * channels * columns];
-    let scan = Scan { sequences, width: channels, block: BLOCK, state: columns };
+    let scan = Scan { sequences, width: channels, block: BLOCK, state: columns, slots: None };
     scan.run(cpu, 8 * width, dx.as_mut_slice()?, &mut partials, |piece| {
         // Of sequences that start alike only the last has tokens.
         let sequence = sequences.partition_point(|tokens| tokens.start <= piece.tokens.start) - 1;

@@ -28,6 +28,7 @@ pub(super) struct Problem<'a> {
     pub beta: &'a [f32],
     pub dims: Dims,
     pub params: &'a GatedDeltaRule,
+    pub slots: Option<&'a [u32]>,
 }
 
 /// True if sequences of so many tokens are computed in chunks that round what the state is
@@ -67,7 +68,8 @@ impl Problem<'_> {
         chunks: impl Fn(Chunked<'_, '_, '_>) + Sync + Send,
     ) {
         let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
-        let scan = Scan { sequences, width: value_heads * value_dim, block: value_dim, state: key_dim };
+        let width = value_heads * value_dim;
+        let scan = Scan { sequences, width, block: value_dim, state: key_dim, slots: self.slots };
         let GatedDeltaRule { form, state_layout, head_map, .. } = *self.params;
         let filled = sequences.iter().filter(|tokens| !tokens.is_empty()).count();
         let together = filled * key_heads >= KEY_HEADS_PER_THREAD * cpu.threads();

@@ -51,7 +51,10 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         let params = GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) };
         // Of a device without room, none.
         let config = ChunkConfig::new(target.caps(), dims, &params, dtype);
-        config.map(|config| [prepare::compiled(target, config).code(), pass::compiled(target, config).code()])
+        config.map(|config| {
+            let passes = [false, true].map(|pooled| pass::compiled(target, config, pooled).code());
+            [prepare::compiled(target, config).code()].into_iter().chain(passes)
+        })
     };
     let all = [
         of(FloatType::BF16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
@@ -68,7 +71,7 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    in_chunks(problem, state, CHUNK, |problem, slots, prepared| {
+    in_chunks(problem, CHUNK, |problem, slots, prepared| {
         prepare::launch(problem, config, slots, state, prepared)?;
         pass::launch(problem, config, prepared, state, y)
     })

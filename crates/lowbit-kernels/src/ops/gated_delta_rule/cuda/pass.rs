@@ -28,10 +28,10 @@ use crate::gpu::cuda::ptx::{
 };
 use crate::gpu::float::widen;
 use crate::gpu::launch::{Kernel, kernel};
-use crate::gpu::sequences::bounds;
+use crate::gpu::sequences::{Sequences, SequencesArgs, bounds, state_row};
 use crate::ops::gated_delta_rule::gpu::operands::{Operands, OperandsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, StateLayout};
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, StateLayout};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -44,18 +44,21 @@ const UNITS: usize = 32 * PLANES;
 #[kernel]
 pub(super) fn gated_delta_rule_pass(
     operands: &Operands<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
-    cu_seqlens: &[u32],
+    of: &Sequences,
     state: &mut [f32],
     y: &mut [u32],
     sizes: Sizes,
     scale: u32,
     #[comptime] config: ChunkConfig,
+    #[comptime] pooled: bool,
 ) {
     let cubes = comptime!(cubes_per_head(config));
     let (key_heads, value_heads) = (sizes.key_heads as usize, sizes.value_heads as usize);
     let sequence = CUBE_POS_Z as usize * CUBES + CUBE_POS_Y as usize;
-    if sequence < sizes.sequences as usize {
-        let (start, end) = bounds(cu_seqlens, sequence, sizes.tokens as usize);
+    let (sequences, states) = (sizes.sequences as usize, sizes.states as usize);
+    let row = state_row(of, sequence, (sequences, states), pooled);
+    if row < states {
+        let (start, end) = bounds(&of.offsets, sequence, sizes.tokens as usize);
         let head = CUBE_POS_X as usize / cubes;
         let at = Location {
             head,
@@ -68,7 +71,7 @@ pub(super) fn gated_delta_rule_pass(
             end,
         };
         if start < end {
-            let matrix = (sequence * value_heads + head) * comptime!(config.key_dim * config.value_dim);
+            let matrix = (row * value_heads + head) * comptime!(config.key_dim * config.value_dim);
             pass_chunks(operands, state, y, &at, matrix, f32::reinterpret(scale), config);
         }
     }
@@ -389,8 +392,13 @@ fn cubes_per_head(config: ChunkConfig) -> usize {
     config.value_dim / COLUMNS
 }
 
-pub(super) fn compiled(target: &Target, config: ChunkConfig) -> Kernel<GatedDeltaRulePass<'static>> {
-    GatedDeltaRulePass::kernel(target, 2 * UNITS + LOADERS, config)
+/// The kernel for a state per sequence, or for a pool of them.
+pub(super) fn compiled(
+    target: &Target,
+    config: ChunkConfig,
+    pooled: bool,
+) -> Kernel<GatedDeltaRulePass<'static>> {
+    GatedDeltaRulePass::kernel(target, 2 * UNITS + LOADERS, config, pooled)
 }
 
 /// Passes over all sequences.
@@ -401,19 +409,20 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let cu_seqlens = problem.inputs.cu_seqlens;
+    let GatedDeltaInputs { cu_seqlens, slots, .. } = *problem.inputs;
     let columns = CHECK.index(problem.dims.value_heads * cubes_per_head(config))?;
-    let [sequences, more] = cubes(state.dim(0))?;
+    let [sequences, more] = cubes(problem.inputs.sequences())?;
     let arguments = GatedDeltaRulePass {
         operands: problem.operands(prepared)?,
-        cu_seqlens: cu_seqlens.buffer()?,
+        of: SequencesArgs::new(cu_seqlens, slots)?,
         state: state.buffer()?,
         y: y.buffer()?,
         sizes: problem.sizes(state)?,
         scale: problem.params.scale.to_bits(),
     };
-    let kernel = compiled(problem.gpu.target(), config);
+    let kernel = compiled(problem.gpu.target(), config, slots.is_some());
     // SAFETY: the sizes are the tensors', which the config supports; a sequence whose offsets go
-    // past the tokens is left out, and all chunks of the others are prepared.
+    // past the tokens, or its slot past the pool, is left out, and all chunks of the others are
+    // prepared.
     unsafe { problem.gpu.launch(kernel, [columns, sequences, more], arguments) }
 }

@@ -36,16 +36,19 @@ pub(super) struct Sizes {
     /// Tokens of all sequences.
     pub tokens: u32,
     pub sequences: u32,
+    /// Rows of the state.
+    pub states: u32,
     pub key_heads: u32,
     pub value_heads: u32,
 }
 
 impl Problem<'_> {
-    /// With the sequences that `state` has.
+    /// With the rows that `state` has.
     pub(super) fn sizes(&self, state: &Tensor) -> Result<Sizes, KernelError> {
         Ok(Sizes {
             tokens: CHECK.index(self.inputs.q.dim(0))?,
-            sequences: CHECK.index(state.dim(0))?,
+            sequences: CHECK.index(self.inputs.sequences())?,
+            states: CHECK.index(state.dim(0))?,
             key_heads: CHECK.index(self.dims.key_heads)?,
             value_heads: CHECK.index(self.dims.value_heads)?,
         })
@@ -117,7 +120,7 @@ pub(super) fn gated_delta_rule(
     // Kernels count elements with 32 bits.
     [q, v, &*state].into_iter().try_for_each(|x| CHECK.index(x.len()).map(drop))?;
     let problem = Problem { gpu, inputs, dims, params, dtype };
-    match chunks(gpu, inputs, state, dims, params)? {
+    match chunks(gpu, inputs, dims, params)? {
         Some(Chunks::TensorCores(config)) => cuda::launch(&problem, config, state, &y)?,
         Some(Chunks::Matrices(config)) => chunked::launch(&problem, config, state, &y)?,
         None => recurrent::launch(&problem, state, &y)?,
@@ -129,12 +132,11 @@ pub(super) fn gated_delta_rule(
 fn chunks(
     gpu: &Gpu,
     inputs: &GatedDeltaInputs,
-    state: &Tensor,
     dims: Dims,
     params: &GatedDeltaRule,
 ) -> Result<Option<Chunks>, KernelError> {
     let chunks = Chunks::new(gpu.target().caps(), dims, params, CHECK.float("q", inputs.q)?);
-    let form = policy::gpu_form(params.form, chunks.is_some(), inputs.q.dim(0), state.dim(0));
+    let form = policy::gpu_form(params.form, chunks.is_some(), inputs.q.dim(0), inputs.sequences());
     Ok(chunks.filter(|_| form == Form::Chunked))
 }
 
@@ -143,9 +145,8 @@ fn chunks(
 pub(super) fn chunk_tokens(
     gpu: &Gpu,
     inputs: &GatedDeltaInputs,
-    state: &Tensor,
     dims: Dims,
     params: &GatedDeltaRule,
 ) -> Result<Option<usize>, KernelError> {
-    Ok(chunks(gpu, inputs, state, dims, params)?.map(|chunks| chunks.tokens()))
+    Ok(chunks(gpu, inputs, dims, params)?.map(|chunks| chunks.tokens()))
 }

@@ -2,10 +2,10 @@
 //! their operands, and the results that the first of them leaves to the second.
 
 use super::Problem;
+use crate::KernelError;
 use crate::gpu::launch::LaunchArgs;
 use crate::gpu::{Gpu, Memory, sequences};
 use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
-use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -77,14 +77,13 @@ impl Problem<'_> {
 /// over them. Its q and k are normalised.
 pub(in crate::ops::gated_delta_rule) fn in_chunks(
     problem: &Problem,
-    state: &Tensor,
     tokens: usize,
     launch: impl FnOnce(&Problem, usize, &Prepared) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     let Problem { gpu, inputs, dims, params, .. } = *problem;
     let (q, k) = (params.normalised(inputs.q)?, params.normalised(inputs.k)?);
     let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
-    let slots = sequences::slots(q.dim(0), state.dim(0), tokens);
+    let slots = sequences::slots(q.dim(0), inputs.sequences(), tokens);
     let prepared = Prepared::new(gpu, slots, dims.value_heads, tokens)?;
     launch(&Problem { inputs: &inputs, ..*problem }, slots, &prepared)
 }

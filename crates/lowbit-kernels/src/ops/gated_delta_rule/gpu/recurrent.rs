@@ -16,7 +16,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::exp;
-use crate::gpu::sequences::bounds;
+use crate::gpu::sequences::{Sequences, SequencesArgs, bounds, state_row};
 use crate::ops::delta_gates;
 use crate::ops::gated_delta_rule::{
     CHECK, DecaySign, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
@@ -42,6 +42,8 @@ struct RecurrentConfig {
     gates: GateInputs,
     /// Units that share a column.
     lanes: usize,
+    /// True if states are in a pool.
+    pooled: bool,
 }
 
 /// The kernel's operands for the gates.
@@ -112,7 +114,7 @@ struct Constants {
 fn gated_delta_rule_recurrent<X: Int, G: Int, N: Size>(
     inputs: &TokenInputs<X, G, N>,
     of_heads: &HeadInputs,
-    cu_seqlens: &[u32],
+    of: &Sequences,
     state: &mut [Vector<u32, N>],
     y: &mut [Vector<X, N>],
     sizes: Sizes,
@@ -130,14 +132,16 @@ fn gated_delta_rule_recurrent<X: Int, G: Int, N: Size>(
     let (key_heads, value_heads) = (sizes.key_heads as usize, sizes.value_heads as usize);
     let key_head = key_head(key_heads, value_heads, head, config.head_map);
     let scale = f32::reinterpret(constants.scale);
+    let (sequences, states) = (sizes.sequences as usize, sizes.states as usize);
+    let state_row = state_row(of, sequence, (sequences, states), config.pooled);
     // The columns from there on; units beyond the last column take part in sums.
     let columns = comptime!(value_dim) - min(column, comptime!(value_dim));
 
-    if sequence < sizes.sequences as usize {
-        let matrix = (sequence * value_heads + head) * comptime!(key_dim * value_dim);
+    if state_row < states {
+        let matrix = (state_row * value_heads + head) * comptime!(key_dim * value_dim);
         let mut s = Array::<f32>::new(comptime!(rows * FOUR));
         load_state::<N>(&*state, &mut s, matrix, (lane, column, columns), config);
-        let (start, end) = bounds(cu_seqlens, sequence, sizes.tokens as usize);
+        let (start, end) = bounds(&of.offsets, sequence, sizes.tokens as usize);
         let at = Location { head, key_head, key_heads, value_heads, lane, column, columns };
         let mut token = Array::<f32>::new(comptime!(config.token()));
         // Loaded here, so that a step does not wait for them once it has its token.
@@ -331,24 +335,36 @@ fn compiled(target: &Target, config: RecurrentConfig) -> Kernel<GatedDeltaRuleRe
 /// Every kernel for `target`, at the sizes of models and at one that fits no vector.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let of = |dtype, dim, layout, head_map, sign| {
+    let with = |dtype, dim, (layout, head_map, sign), pooled| {
         let columns = if dtype == FloatType::F32 { 1 << 12 } else { 1 << 18 };
         let lanes = policy::gpu_lanes(dim, columns, target.smallest_plane());
         let plain = sign == DecaySign::Rate;
         let qk_norm = if plain { None } else { Some(L2NormConvention::Sum) };
         let gates = GateInputs { raw: !plain, dtype: if plain { FloatType::F32 } else { dtype } };
         let (key_dim, value_dim) = (dim, dim);
-        let config =
-            RecurrentConfig { dtype, key_dim, value_dim, head_map, layout, sign, qk_norm, gates, lanes };
+        let config = RecurrentConfig {
+            dtype,
+            key_dim,
+            value_dim,
+            head_map,
+            layout,
+            sign,
+            qk_norm,
+            gates,
+            lanes,
+            pooled,
+        };
         compiled(target, config).code()
     };
+    let usual = (StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay);
     let mut kernels = Vec::new();
     for dtype in [FloatType::F32, FloatType::F16, FloatType::BF16] {
-        kernels.push(of(dtype, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
-        kernels.push(of(dtype, 128, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate));
+        kernels.push(with(dtype, 128, usual, false));
+        kernels.push(with(dtype, 128, (StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate), false));
     }
-    kernels.push(of(FloatType::BF16, 256, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
-    kernels.push(of(FloatType::F32, 37, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
+    kernels.push(with(FloatType::BF16, 256, usual, false));
+    kernels.push(with(FloatType::F32, 37, usual, false));
+    kernels.push(with(FloatType::BF16, 128, usual, true));
     kernels
 }
 
@@ -372,11 +388,14 @@ fn gate_operands(gates: &DeltaGates) -> Result<([Tensor; 4], GateInputs), Kernel
 /// Launches the recurrence over all sequences.
 pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
-    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *inputs;
+    let GatedDeltaInputs { q, k, v, cu_seqlens, slots, .. } = *inputs;
     let ([a, b, a_log, dt_bias], gates) = gate_operands(&inputs.gates)?;
     let GatedDeltaRule { qk_norm, scale, head_map, state_layout: layout, sign, .. } = *params;
     let (key_dim, value_dim) = (dims.key_dim, dims.value_dim);
-    let columns = state.len() / key_dim;
+    // A step's bits must not depend on how many other sequences take one.
+    let sequences = inputs.sequences();
+    let alone = if slots.is_some() { 1 } else { sequences };
+    let columns = alone * dims.value_heads * value_dim;
     let config = RecurrentConfig {
         dtype,
         key_dim,
@@ -387,8 +406,8 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
         qk_norm: qk_norm.map(|norm| norm.convention),
         gates,
         lanes: policy::gpu_lanes(key_dim, columns, gpu.target().smallest_plane()),
+        pooled: slots.is_some(),
     };
-    let sequences = state.dim(0);
     let cubes = [dims.value_heads * config.cubes(), sequences.min(CUBES), sequences.div_ceil(CUBES)];
     let [x, y_cubes, z] = cubes.map(|count| CHECK.index(count));
     let arguments = GatedDeltaRuleRecurrent {
@@ -400,13 +419,14 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
             b: b.buffer()?,
         },
         of_heads: HeadInputsArgs { a_log: a_log.buffer()?, dt_bias: dt_bias.buffer()? },
-        cu_seqlens: cu_seqlens.buffer()?,
+        of: SequencesArgs::new(cu_seqlens, slots)?,
         state: state.buffer()?,
         y: y.buffer()?,
         sizes: problem.sizes(state)?,
         constants: Constants { scale: scale.to_bits(), eps: qk_norm.map_or(0.0, |norm| norm.eps).to_bits() },
     };
     // SAFETY: the sizes are the tensors', rows and columns past the last are neither read nor
-    // written, and a sequence whose offsets go past the tokens is left out.
+    // written, and a sequence whose offsets go past the tokens, or its slot past the pool, is left
+    // out.
     unsafe { gpu.launch(compiled(gpu.target(), config), [x?, y_cubes?, z?], arguments) }
 }

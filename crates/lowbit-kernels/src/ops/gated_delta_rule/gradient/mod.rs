@@ -73,6 +73,10 @@ pub fn gated_delta_rule_backward(
 ) -> Result<GatedDeltaRuleGradient, KernelError> {
     let check = Check("gated_delta_rule_backward");
     let dims = super::check(inputs, state, params)?;
+    if let Some(slots) = inputs.slots {
+        let want = format!("gradients take none: state {:?} has one row per sequence", state.shape());
+        return Err(check.shape_error("slots", slots, want));
+    }
     check.shape("dy", dy, inputs.v.shape(), || format!("v {:?}", inputs.v.shape()))?;
     check.same_device("dy", dy.device(), inputs.q.device())?;
     let dtype = check.float("dy", dy)?.dtype();
@@ -155,7 +159,7 @@ fn backward(
     params: &GatedDeltaRule,
 ) -> Result<Gradients, KernelError> {
     let Operands { q, k, v, log_decay, beta, cu_seqlens, state, dy } = *operands;
-    let sequences = check.sequences(cu_seqlens, q.dim(0), state)?;
+    let sequences = check.sequences(cu_seqlens, q.dim(0))?;
     let problem = Problem {
         q: q.as_slice()?,
         k: k.as_slice()?,
@@ -164,6 +168,7 @@ fn backward(
         beta: beta.as_slice()?,
         dims,
         params,
+        slots: None,
     };
     let mut all = Gradients::zeros(operands)?;
     let gradients = cpu::Gradients {

@@ -30,6 +30,7 @@ fn wanted(case: &Case, dy: &Tensor) -> [Bounded; 5] {
         beta: case.beta.as_slice().unwrap(),
         dims,
         params: &case.params,
+        slots: None,
     };
     let (state, dy) = (case.state.as_slice().unwrap(), dy.as_slice().unwrap());
     reference(&problem, &sequences(case), state, dy)

@@ -4,7 +4,7 @@
 //! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a
 //! cube belongs to follows from its number alone. Queries take part only where they share the
 //! config with the keys; else they get a launch of their own. Positions beyond the caches' capacity
-//! are computed and stored nowhere.
+//! are computed and stored nowhere. Caches are contiguous, or pages of a pool.
 
 use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
 use crate::gpu::compile::Target;
@@ -12,8 +12,9 @@ use crate::gpu::float::with_storage;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::ops::check::Check;
-use crate::ops::kv_append::gpu::{CacheSizes, append_vector};
+use crate::ops::kv_append::gpu::append_vector;
 use crate::ops::kv_append::kv_append;
+use crate::ops::pages::gpu::{PAGE, PoolSizes, Table};
 use crate::ops::rms_norm_rope::rms_norm_rope;
 use crate::ops::rope::gpu::{Rotation, RotationArgs};
 use crate::{KernelError, Tensor};
@@ -49,7 +50,7 @@ struct AppendCounts {
     keys: u32,
     /// Of them, those of each token.
     keys_per_token: u32,
-    /// Tokens that a cache has room for.
+    /// Tokens that a contiguous cache has room for.
     capacity: u32,
 }
 
@@ -82,6 +83,28 @@ fn head_of_unit(
     (row, exists, positions[(row / per_token) as usize])
 }
 
+/// The row of a cache for a token, a key head and a position, and true if the cache has it. The
+/// table and its sizes are those of pages.
+#[cube]
+fn cache_row(
+    table: &[u32],
+    place: (u32, u32, u32),
+    capacity: u32,
+    pool: &PoolSizes,
+    #[comptime] config: HeadConfig,
+) -> (u32, bool) {
+    let (token, head, position) = place;
+    if comptime!(config.paged) {
+        let column = position / PAGE;
+        // Positions past the table are not looked up.
+        let within = select(column < pool.columns, position, 0u32);
+        let page = pool.page(table, token, within);
+        (pool.row(page, head, position), column < pool.columns && page < pool.pages)
+    } else {
+        (head * capacity + position, position < capacity)
+    }
+}
+
 /// `y` are the queries.
 #[kernel]
 fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
@@ -90,8 +113,10 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
     rotation: &Rotation,
     y: &mut [Vector<X, V>],
     caches: &mut Caches<Y, V>,
+    table: &[u32],
     counts: AppendCounts,
     sizes: AppendSizes,
+    pool: PoolSizes,
     #[comptime] config: HeadConfig,
 ) {
     let heads_per_cube = comptime!(config.rows.rows as u32);
@@ -115,9 +140,10 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
     } else if CUBE_POS < cubes {
         let per_token = counts.keys_per_token;
         let (row, exists, position) = head_of_unit(counts.keys, per_token, query_cubes, positions, config);
-        let live = exists && position < counts.capacity;
-        let (from, to) = (row * sizes.width, (row % per_token * counts.capacity + position) * sizes.width);
-        let head = Head { from: from as usize, to: to as usize, live, position };
+        let place = (row / per_token, row % per_token, position);
+        let (to, has) = cache_row(table, place, counts.capacity, &pool, config);
+        let (from, to) = (row * sizes.width, to * sizes.width);
+        let head = Head { from: from as usize, to: to as usize, live: exists && has, position };
         norm_and_rotate::<X, Y, V>(
             &new.keys,
             &weights.keys,
@@ -130,20 +156,14 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
     } else {
         let i = (CUBE_POS - cubes) as u32 * CUBE_DIM_X + UNIT_POS_X;
         if i < counts.keys * sizes.value_width {
-            let cache = CacheSizes {
-                heads: counts.keys_per_token,
-                capacity: counts.capacity,
-                width: sizes.value_width,
-            };
-            append_vector::<X, Y, V>(
-                &new.values,
-                positions,
-                &mut caches.values,
-                i,
-                &cache,
-                config.x,
-                config.y,
-            );
+            let (row, column) = (i / sizes.value_width, i % sizes.value_width);
+            let (token, head) = (row / counts.keys_per_token, row % counts.keys_per_token);
+            let place = (token, head, positions[token as usize]);
+            let (to, has) = cache_row(table, place, counts.capacity, &pool, config);
+            if has {
+                let to = to * sizes.value_width + column;
+                append_vector::<X, Y, V>(&new.values, i, &mut caches.values, to, config.x, config.y);
+            }
         }
     }
 }
@@ -160,17 +180,21 @@ pub(super) fn code(target: &Target, config: HeadConfig) -> Box<dyn CubeKernel> {
     compiled(target, config).code()
 }
 
-/// See [`super::super::rms_norm_rope_append`]; everything was checked.
+/// See [`super::super::rms_norm_rope_append`] and [`super::super::rms_norm_rope_append_paged`];
+/// everything was checked.
 pub(in crate::ops::rms_norm_rope) fn launch(
     check: Check,
     gpu: &Gpu,
-    [keys, values]: [&mut Tensor; 2],
+    ([keys, values], table): ([&mut Tensor; 2], Option<Table<'_>>),
     [q, k, v]: [&Tensor; 3],
     positions: &Tensor,
     [queries, new_keys]: [&Params<'_>; 2],
 ) -> Result<Tensor, KernelError> {
     if k.is_empty() || keys.is_empty() {
-        kv_append(values, v, positions)?;
+        // Pages have no sizes of 0: there are no new tokens then.
+        if table.is_none() {
+            kv_append(values, v, positions)?;
+        }
         return rms_norm_rope(q, positions, queries);
     }
     let together = queries.is_like(new_keys);
@@ -181,7 +205,8 @@ pub(in crate::ops::rms_norm_rope) fn launch(
     keys.unshare()?;
     values.unshare()?;
     let query_count = if together { q.dim(0) * q.dim(1) } else { 0 };
-    let append = Append { check, gpu, caches: [keys, values], new: [q, k, v], positions, query_count };
+    let (caches, new) = ([&*keys, &*values], [q, k, v]);
+    let append = Append { check, gpu, caches, table, new, positions, query_count };
     append.launch([queries, new_keys], &y)?;
     Ok(y)
 }
@@ -192,6 +217,7 @@ struct Append<'a> {
     gpu: &'a Gpu,
     /// Of keys and values; not shared.
     caches: [&'a Tensor; 2],
+    table: Option<Table<'a>>,
     /// q, k and v.
     new: [&'a Tensor; 3],
     positions: &'a Tensor,
@@ -201,8 +227,9 @@ struct Append<'a> {
 
 impl Append<'_> {
     fn launch(&self, [queries, new_keys]: [&Params<'_>; 2], y: &Tensor) -> Result<(), KernelError> {
-        let Self { check, gpu, caches: [keys, values], new: [q, k, v], positions, query_count } = *self;
-        let (heads, width, value_width) = (keys.dim(0), keys.dim(2), values.dim(2));
+        let Self { check, gpu, caches: [keys, values], table, new: [q, k, v], positions, query_count } =
+            *self;
+        let (heads, width, value_width) = (k.dim(1), keys.dim(-1), values.dim(-1));
         let count = k.dim(0) * heads;
         let inv_freq = new_keys.rope.uploaded(k.device())?;
         let norm = |params: &Params<'_>| match params.norm {
@@ -214,8 +241,11 @@ impl Append<'_> {
         let types = [check.float("k", k)?, check.float("keys", keys)?];
         let tensors = [q, k, v, &query_weight, &weight, y, keys, values];
         let query_pitch = if query_count > 0 { q.dim(2) } else { width };
-        let sizes = [count.max(query_count), value_width, query_pitch];
-        let config = HeadConfig::of(gpu.target(), new_keys, sizes, types, &tensors);
+        // In pages a head's bits must not depend on how many there are: units are then shared out
+        // as among many.
+        let many = if table.is_some() { usize::MAX } else { count.max(query_count) };
+        let sizes = [many, value_width, query_pitch];
+        let config = HeadConfig::of(gpu.target(), new_keys, sizes, types, &tensors).in_pages(table.is_some());
         let vector = config.rows.vector;
         // The caches' last elements must have an index too.
         check.index(keys.len().max(values.len()).max(q.len()))?;
@@ -227,6 +257,8 @@ impl Append<'_> {
             rotation: RotationArgs { positions: positions.buffer()?, inv_freq: inv_freq.buffer()? },
             y: y.buffer()?,
             caches: CachesArgs { keys: keys.buffer()?, values: values.buffer()? },
+            // An unused operand gets a placeholder buffer.
+            table: table.map_or(positions, |(table, _)| table).buffer()?,
             counts: AppendCounts {
                 queries: HeadCounts {
                     count: check.index(query_count)?,
@@ -235,7 +267,7 @@ impl Append<'_> {
                 },
                 keys: check.index(count)?,
                 keys_per_token: check.index(heads)?,
-                capacity: check.index(keys.dim(1))?,
+                capacity: if table.is_some() { 0 } else { check.index(keys.dim(1))? },
             },
             sizes: AppendSizes {
                 width: check.index(width / vector)?,
@@ -245,10 +277,12 @@ impl Append<'_> {
                 eps: eps.to_bits(),
                 factor: new_keys.rope.attention_factor().to_bits(),
             },
+            pool: table.map_or_else(PoolSizes::none, |(_, pool)| pool),
         };
         let cubes = rows::cubes(query_cubes + key_cubes + copies);
         // SAFETY: the op checked the shapes of all operands against each other and that each token
-        // has a position; the kernel stores nothing at positions beyond the capacity.
+        // has a position; the kernel stores nothing at positions beyond the capacity or the table,
+        // nor in pages beyond the pool.
         unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
     }
 }

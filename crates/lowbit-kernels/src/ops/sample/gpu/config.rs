@@ -1,9 +1,11 @@
-//! Shared by all kernels of a draw: their compile-time configuration, the cut of the logits, and
-//! sums over a plane.
+//! Shared by all kernels of a draw: their compile-time configuration, the cut of the logits, a
+//! row's parameters, and sums over a plane.
 
-use super::super::{DecodeState, SampleParams, cpu};
+use super::super::batch::word;
+use super::super::{DecodeBatch, SampleKind};
 use crate::gpu::compile::Target;
 use crate::gpu::launch::LaunchArgs;
+use crate::gpu::math::exp;
 use crate::gpu::{Gpu, Memory};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -17,9 +19,9 @@ pub(super) struct SampleConfig {
     pub dtype: FloatType,
     /// Units of a cube, which are within one plane.
     pub lanes: usize,
-    /// True if top-p is on.
+    /// True if top-p is on in some row.
     pub top_p: bool,
-    /// True if top-k is on.
+    /// True if top-k is on in some row.
     pub top_k: bool,
 }
 
@@ -29,98 +31,117 @@ pub(super) fn lanes(target: &Target) -> usize {
 }
 
 impl SampleConfig {
-    pub fn of(target: &Target, dtype: FloatType, params: &SampleParams, len: usize) -> Self {
-        let lanes = lanes(target);
-        Self { dtype, lanes, top_p: params.top_p < 1.0, top_k: (1..len).contains(&params.top_k) }
+    pub fn of(target: &Target, dtype: FloatType, kind: SampleKind) -> Self {
+        Self { dtype, lanes: lanes(target), top_p: kind.top_p, top_k: kind.top_k }
     }
 
-    /// True if a threshold is searched.
+    /// True if a threshold is searched in some row.
     pub fn searches(self) -> bool {
         self.top_p || self.top_k
     }
 }
 
-/// The cut of the logits.
+/// The cut of each row of the logits.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Sizes {
-    /// Logits.
+    /// Logits of a row.
     pub len: u32,
     /// Logits per slice.
     pub slice: u32,
+    /// Slices of a row.
     pub slices: u32,
 }
 
-/// The filters and the weights of logits.
-#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
-pub(super) struct Filters {
-    /// 1 / temperature, an f32.
+/// What a row is drawn with: see [`word`].
+#[derive(CubeType)]
+pub(super) struct Parameters {
     pub rate: u32,
-    /// The bits of an f32, 0 or less: min-p keeps logits at least this above the greatest one.
     pub floor: u32,
     pub top_k: u32,
+    pub share: u32,
+    /// True if a sequence uses the row.
+    pub is_used: bool,
+    /// True if the row has a threshold that is searched.
+    pub searches: bool,
 }
 
-/// The tensors of [`DecodeState`].
+/// The parameters of a row of the batch.
+#[cube]
+pub(super) fn parameters_of(parameters: &[u32], row: u32) -> Parameters {
+    let at = row as usize * word::COUNT;
+    let (top_k, share) = (parameters[at + word::TOP_K], parameters[at + word::SHARE]);
+    Parameters {
+        rate: parameters[at + word::RATE],
+        floor: parameters[at + word::FLOOR],
+        top_k,
+        share,
+        is_used: parameters[at + word::USED] != 0u32,
+        searches: top_k != word::ALL || share != word::ALL,
+    }
+}
+
+/// The tensors of a [`DecodeBatch`] that a draw changes.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct State {
-    pub token: Box<[u32]>,
-    pub position: Box<[u32]>,
-    pub step: Box<[u32]>,
-    pub history: Box<[u32]>,
+    pub tokens: Box<[u32]>,
+    pub positions: Box<[u32]>,
+    pub steps: Box<[u32]>,
+    pub histories: Box<[u32]>,
 }
 
-/// Moves the state on to the token `id`, which takes the place of the oldest in the ring of
-/// `window` tokens.
+/// Moves a row on to the token `id`, which takes the place of the oldest in the ring of its window,
+/// among the `places` of its history.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
-pub(super) fn append_token(id: u32, state: &mut State, window: u32) {
-    let at = state.position[0usize] + 1u32;
-    state.token[0usize] = id;
-    state.position[0usize] = at;
-    state.step[0usize] += 1u32;
+pub(super) fn append_token(id: u32, row: u32, parameters: &[u32], state: &mut State, places: u32) {
+    let window = min(parameters[row as usize * word::COUNT + word::WINDOW], places);
+    let at = state.positions[row as usize] + 1u32;
+    state.tokens[row as usize] = id;
+    state.positions[row as usize] = at;
+    state.steps[row as usize] += 1u32;
     if window > 0u32 {
-        state.history[(at % window) as usize] = id;
+        state.histories[(row * places + at % window) as usize] = id;
     }
 }
 
 /// The logits of one draw and what the kernels share.
 pub(super) struct Draw<'a> {
     pub gpu: &'a Gpu,
+    /// `[rows, V]`, or of one row in another shape.
     pub logits: &'a Tensor,
+    pub rows: usize,
+    pub batch: &'a DecodeBatch,
     pub config: SampleConfig,
     pub sizes: Sizes,
-    pub params: &'a SampleParams,
-    /// Each slice's greatest key, then each slice's id of it.
+    /// Of each row: each slice's greatest key, then each slice's id of it.
     pub greatest: Memory,
 }
 
 impl Draw<'_> {
-    pub fn filters(&self) -> Filters {
-        Filters {
-            rate: cpu::rate(self.params.temperature).to_bits(),
-            floor: self.params.min_p.ln().to_bits(),
-            top_k: self.top_k(),
-        }
-    }
-
-    pub fn top_k(&self) -> u32 {
-        self.params.top_k.min(u32::MAX as usize) as u32
-    }
-
-    /// A plane per slice.
+    /// A plane per slice of each row.
     pub fn cubes(&self) -> [u32; 3] {
-        [self.sizes.slices, 1, 1]
+        [self.sizes.slices, self.rows as u32, 1]
+    }
+
+    /// A plane per row.
+    pub fn cubes_of_rows(&self) -> [u32; 3] {
+        [1, self.rows as u32, 1]
+    }
+
+    /// Places of a row's history.
+    pub fn places(&self) -> u32 {
+        self.batch.tensors()[3].dim(1) as u32
     }
 }
 
 impl<'a> StateArgs<'a> {
-    pub fn of(state: &'a DecodeState) -> Result<Self, KernelError> {
-        let [token, position, step, history] = state.tensors();
+    pub fn of(batch: &'a DecodeBatch) -> Result<Self, KernelError> {
+        let [tokens, positions, steps, histories, _] = batch.tensors();
         Ok(Self {
-            token: token.buffer()?,
-            position: position.buffer()?,
-            step: step.buffer()?,
-            history: history.buffer()?,
+            tokens: tokens.buffer()?,
+            positions: positions.buffer()?,
+            steps: steps.buffer()?,
+            histories: histories.buffer()?,
         })
     }
 }
@@ -143,4 +164,32 @@ pub(super) fn all_sum_wide(x: u64, #[comptime] lanes: usize) -> u64 {
         let high = plane_sum(u32::cast_from(x >> 44u64));
         u64::cast_from(low) + (u64::cast_from(middle) << 22u64) + (u64::cast_from(high) << 44u64)
     }
+}
+
+/// `exp((x - greatest) * rate)` in units of 2^-40.
+#[cube]
+pub(super) fn weight(x: f32, greatest: f32, rate: f32) -> u64 {
+    let share = exp((x - greatest) * rate) * 1_048_576.0f32;
+    let high = u32::cast_from(share);
+    let low = u32::cast_from((share - f32::cast_from(high)) * 1_048_576.0f32);
+    (u64::cast_from(high) << 20u64) + u64::cast_from(low)
+}
+
+/// The first word of the cube's row in `greatest`.
+#[cube]
+pub(super) fn greatest_at(slices: u32) -> u32 {
+    CUBE_POS_Y * 2u32 * slices
+}
+
+/// The key of the greatest logit of the cube's row, from those of all slices.
+#[cube]
+pub(super) fn greatest_key(greatest: &[u32], slices: u32, #[comptime] lanes: usize) -> u32 {
+    let at = greatest_at(slices);
+    let mut best = 0u32.runtime();
+    let mut i = UNIT_POS_X;
+    while i < slices {
+        best = max(best, greatest[(at + i) as usize]);
+        i += comptime!(lanes as u32);
+    }
+    if comptime!(lanes == 1) { best } else { plane_max(best) }
 }

@@ -1,4 +1,4 @@
-//! The last step: one plane finds the token, and moves the decode state on to it.
+//! The last step: a plane per row finds its token, and moves the row on to it.
 //!
 //! `sample_take_greatest` is for temperature 0. `sample_pick` draws: the random number is a share
 //! `r` of the sum of all weights that are kept, and the token is the first whose weight, added to
@@ -8,45 +8,60 @@
 
 #![allow(unsafe_code)] // Launches.
 
+use super::super::batch::word;
 use super::config::{
-    Draw, Filters, SampleConfig, Sizes, State, StateArgs, all_sum, all_sum_wide, append_token,
+    Draw, SampleConfig, Sizes, State, StateArgs, all_sum, all_sum_wide, append_token, greatest_at,
+    greatest_key, parameters_of, weight,
 };
-use super::search::{Counters, Limits, limits};
-use super::slices::{SliceSums, greatest_key, weight};
+use super::search::{Counters, Limits, best_of_row, limits};
+use super::slices::SliceSums;
 use crate::KernelError;
 use crate::gpu::compile::Target;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
-use crate::ops::sample::DecodeState;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Takes the lowest id of the greatest logit and moves the state on to it.
+/// Takes the lowest id of each row's greatest logit and moves the row on to it.
 #[kernel]
 pub(super) fn sample_take_greatest(
     greatest: &[u32],
+    parameters: &[u32],
     state: &mut State,
-    slices: u32,
-    window: u32,
-    #[comptime] config: SampleConfig,
+    sizes: Sizes,
+    places: u32,
+    #[comptime] lanes: usize,
 ) {
-    let best = greatest_key(greatest, slices, config);
-    let mut id = u32::MAX.runtime();
-    let mut i = UNIT_POS_X as usize;
-    while i < slices as usize {
-        if greatest[i] == best {
-            id = min(id, greatest[slices as usize + i]);
-        }
-        i += comptime!(config.lanes);
+    let row = CUBE_POS_Y;
+    let of = parameters_of(parameters, row);
+    if !of.is_used {
+        terminate!();
     }
-    if comptime!(config.lanes > 1) {
-        id = plane_min(id);
-    }
+    let best = greatest_key(greatest, sizes.slices, lanes);
+    let id = lowest_of(greatest, best, sizes.slices, lanes);
     if UNIT_POS_X == 0u32 {
         let id = select(is_bad(best), u32::MAX.runtime(), id);
-        append_token(id, state, window);
+        append_token(id, row, parameters, state, places);
     }
+}
+
+/// The lowest id of the cube's row whose key is `best`, the greatest.
+#[cube]
+fn lowest_of(greatest: &[u32], best: u32, slices: u32, #[comptime] lanes: usize) -> u32 {
+    let at = greatest_at(slices);
+    let mut id = u32::MAX.runtime();
+    let mut i = UNIT_POS_X;
+    while i < slices {
+        if greatest[(at + i) as usize] == best {
+            id = min(id, greatest[(at + slices + i) as usize]);
+        }
+        i += comptime!(lanes as u32);
+    }
+    if comptime!(lanes > 1) {
+        id = plane_min(id);
+    }
+    id
 }
 
 /// True if the greatest key says that nothing can be drawn: it is that of NaN, infinity or
@@ -117,42 +132,46 @@ pub(super) struct Found {
     ties: Box<[u32]>,
 }
 
-/// The key of the random numbers.
-#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
-pub(super) struct Seed {
-    low: u32,
-    high: u32,
-}
-
-/// Draws the token and moves the state on to it.
+/// Draws the tokens and moves the rows on to them.
 #[kernel]
 pub(super) fn sample_pick<X: Int>(
     logits: &[X],
+    parameters: &[u32],
     found: &Found,
     state: &mut State,
     sizes: Sizes,
-    filters: Filters,
-    seed: Seed,
-    window: u32,
+    places: u32,
     #[comptime] config: SampleConfig,
 ) {
-    let best = greatest_key(&found.greatest, sizes.slices, config);
-    let limits = limits(&found.counters, best, filters.floor, filters.top_k, config);
-    let scale = (of_key(best), f32::reinterpret(filters.rate));
-    let of_tie = weight(of_key(limits.threshold), scale.0, scale.1);
-    let word = philox(state.step[0usize], seed.low, seed.high);
-    let (at, left, seen) = find_slice(found, sizes.slices, of_tie, limits.room, word, config.lanes);
-    let first = at * sizes.slice;
-    let slice = (first, min(first + sizes.slice, sizes.len));
-    let id = find_id(logits, slice, scale, &limits, left, seen, config);
+    let row = CUBE_POS_Y;
+    let of = parameters_of(parameters, row);
+    if !of.is_used {
+        terminate!();
+    }
+    let best = best_of_row(&found.greatest, &found.counters, sizes.slices, &of, config);
+    let mut id = 0u32.runtime();
+    if of.rate == 0u32 {
+        id = lowest_of(&found.greatest, best, sizes.slices, config.lanes);
+    }
+    if of.rate != 0u32 {
+        let limits = limits(&found.counters, best, &of, config);
+        let scale = (of_key(best), f32::reinterpret(of.rate));
+        let of_tie = weight(of_key(limits.threshold), scale.0, scale.1);
+        let seed = row as usize * word::COUNT + word::SEED;
+        let word = philox(state.steps[row as usize], parameters[seed], parameters[seed + 1]);
+        let (at, left, seen) = find_slice(found, sizes.slices, of_tie, limits.room, word, config.lanes);
+        let first = at * sizes.slice;
+        let slice = (first, min(first + sizes.slice, sizes.len));
+        id = find_id(logits, slice, (CUBE_POS_Y * sizes.len, left, seen), scale, &limits, config);
+    }
     if UNIT_POS_X == 0u32 {
         let id = select(is_bad(best), u32::MAX.runtime(), id);
-        append_token(id, state, window);
+        append_token(id, row, parameters, state, places);
     }
 }
 
-/// The slice that the share `word / 2^64` of all weights ends in, how much of the share is left at
-/// its start, and the ties before it. Each unit takes slices that lie together.
+/// The slice of the cube's row that the share `word / 2^64` of all weights ends in, how much of the
+/// share is left at its start, and the ties before it. Each unit takes slices that lie together.
 #[allow(clippy::needless_range_loop)] // CubeCL has no iterators.
 #[cube]
 fn find_slice(
@@ -163,19 +182,20 @@ fn find_slice(
     word: u64,
     #[comptime] lanes: usize,
 ) -> (u32, u64, u32) {
-    let each = (slices as usize).div_ceil(lanes);
-    let first = min(UNIT_POS_X as usize * each, slices as usize);
-    let end = min(first + each, slices as usize);
+    let each = slices.div_ceil(comptime!(lanes as u32));
+    let begin = CUBE_POS_Y * slices;
+    let first = begin + min(UNIT_POS_X * each, slices);
+    let end = min(first + each, begin + slices);
     let mut my_ties = 0u32.runtime();
     for i in first..end {
-        my_ties += of.ties[i];
+        my_ties += of.ties[i as usize];
     }
     let mut seen = before(my_ties, lanes);
     let seen_before = seen;
     let mut mine = 0u64.runtime();
     for i in first..end {
-        mine += of.sums[i] + of_tie * u64::cast_from(kept(of.ties[i], seen, room));
-        seen += of.ties[i];
+        mine += of.sums[i as usize] + of_tie * u64::cast_from(kept(of.ties[i as usize], seen, room));
+        seen += of.ties[i as usize];
     }
     let start = before_wide(mine, lanes);
     let target = share_of(word, all_sum_wide(mine, lanes));
@@ -185,47 +205,49 @@ fn find_slice(
         let mut seen = seen_before;
         let mut open = true.runtime();
         for i in first..end {
-            let sum = of.sums[i] + of_tie * u64::cast_from(kept(of.ties[i], seen, room));
+            let ties = of.ties[i as usize];
+            let sum = of.sums[i as usize] + of_tie * u64::cast_from(kept(ties, seen, room));
             if open && rest < sum {
                 open = false;
-                found = i as u32;
+                found = i - begin;
                 left = rest;
                 passed = seen;
             }
             rest -= select(open, sum, 0u64.runtime());
-            seen += of.ties[i];
+            seen += of.ties[i as usize];
         }
     }
     (all_sum(found, lanes), all_sum_wide(left, lanes), all_sum(passed, lanes))
 }
 
-/// The id of a slice (first id, end) at which `left` of its weights end, if `seen` ties come before
-/// the slice. `scale` is the greatest logit and 1 / temperature. Each unit takes ids that lie
-/// together.
+/// The id of a slice (first id, end) of the row that starts at logit `row`, at which `left` of the
+/// slice's weights end, if `seen` ties come before it. `scale` is the greatest logit and
+/// 1 / temperature. Each unit takes ids that lie together.
 #[cube]
 fn find_id<X: Int>(
     logits: &[X],
     slice: (u32, u32),
+    of: (u32, u64, u32),
     scale: (f32, f32),
     limits: &Limits,
-    left: u64,
-    seen: u32,
     #[comptime] config: SampleConfig,
 ) -> u32 {
     let (start, end) = slice;
+    let (row, left, seen) = of;
     let each = (end - start).div_ceil(comptime!(config.lanes as u32));
     let first = min(start + UNIT_POS_X * each, end);
     let end = min(first + each, end);
     let mut my_ties = 0u32.runtime();
     for i in first..end {
-        let key = key(read(logits, i as usize, config.dtype));
+        let key = key(read(logits, (row + i) as usize, config.dtype));
         my_ties += select(limits.tied && key == limits.threshold, 1u32, 0u32);
     }
     let seen_before = seen + before(my_ties, config.lanes);
     let mut seen = seen_before;
     let mut mine = 0u64.runtime();
     for i in first..end {
-        let (weight, is_tie) = weight_kept(read(logits, i as usize, config.dtype), scale, limits, seen);
+        let (weight, is_tie) =
+            weight_kept(read(logits, (row + i) as usize, config.dtype), scale, limits, seen);
         mine += weight;
         seen += is_tie;
     }
@@ -236,7 +258,8 @@ fn find_id<X: Int>(
         let mut seen = seen_before;
         let mut open = true.runtime();
         for i in first..end {
-            let (weight, is_tie) = weight_kept(read(logits, i as usize, config.dtype), scale, limits, seen);
+            let (weight, is_tie) =
+                weight_kept(read(logits, (row + i) as usize, config.dtype), scale, limits, seen);
             if open && rest < weight {
                 open = false;
                 id = i;
@@ -258,11 +281,8 @@ fn weight_kept(logit: f32, scale: (f32, f32), limits: &Limits, seen: u32) -> (u6
     (select(keep, weight, 0u64.runtime()), select(limits.tied && level, 1u32, 0u32))
 }
 
-pub(super) fn take_greatest_compiled(
-    target: &Target,
-    config: SampleConfig,
-) -> Kernel<SampleTakeGreatest<'static>> {
-    SampleTakeGreatest::kernel(target, config.lanes, config)
+pub(super) fn take_greatest_compiled(target: &Target, lanes: usize) -> Kernel<SampleTakeGreatest<'static>> {
+    SampleTakeGreatest::kernel(target, lanes, lanes)
 }
 
 pub(super) fn pick_compiled(target: &Target, config: SampleConfig) -> Kernel<SamplePick<'static>> {
@@ -270,42 +290,38 @@ pub(super) fn pick_compiled(target: &Target, config: SampleConfig) -> Kernel<Sam
 }
 
 impl Draw<'_> {
-    pub(super) fn take_greatest(&self, state: &DecodeState) -> Result<(), KernelError> {
+    pub(super) fn take_greatest(&self) -> Result<(), KernelError> {
         let arguments = SampleTakeGreatest {
             greatest: (&self.greatest).into(),
-            state: StateArgs::of(state)?,
-            slices: self.sizes.slices,
-            window: state.window() as u32,
+            parameters: self.batch.tensors()[4].buffer()?,
+            state: StateArgs::of(self.batch)?,
+            sizes: self.sizes,
+            places: self.places(),
         };
-        let kernel = take_greatest_compiled(self.gpu.target(), self.config);
-        // SAFETY: each slice has two words in `greatest`, and the history has `window` places.
-        unsafe { self.gpu.launch(kernel, [1; 3], arguments) }
+        let kernel = take_greatest_compiled(self.gpu.target(), self.config.lanes);
+        // SAFETY: each slice has two words in `greatest`, and the batch has the rows, whose
+        // histories have `places` places.
+        unsafe { self.gpu.launch(kernel, self.cubes_of_rows(), arguments) }
     }
 
-    pub(super) fn pick(
-        &self,
-        counters: &Counters,
-        of_slices: &SliceSums,
-        state: &DecodeState,
-    ) -> Result<(), KernelError> {
-        let seed = self.params.seed;
+    pub(super) fn pick(&self, counters: &Counters, of_slices: &SliceSums) -> Result<(), KernelError> {
         let arguments = SamplePick {
             logits: self.logits.buffer()?,
+            parameters: self.batch.tensors()[4].buffer()?,
             found: FoundArgs {
                 greatest: (&self.greatest).into(),
                 counters: counters.buffer(),
                 sums: (&of_slices.sums).into(),
                 ties: (&of_slices.ties).into(),
             },
-            state: StateArgs::of(state)?,
+            state: StateArgs::of(self.batch)?,
             sizes: self.sizes,
-            filters: self.filters(),
-            seed: Seed { low: seed as u32, high: (seed >> 32) as u32 },
-            window: state.window() as u32,
+            places: self.places(),
         };
         let kernel = pick_compiled(self.gpu.target(), self.config);
-        // SAFETY: the slices end with the logits, and each has its sum, its ties and two words in
-        // `greatest`; counters are read where there was a search; the history has `window` places.
-        unsafe { self.gpu.launch(kernel, [1; 3], arguments) }
+        // SAFETY: the slices end with a row's logits, and each has its sum, its ties and two words
+        // in `greatest`; counters are read where there was a search; the batch has the rows, whose
+        // histories have `places` places.
+        unsafe { self.gpu.launch(kernel, self.cubes_of_rows(), arguments) }
     }
 }

@@ -22,6 +22,9 @@ pub(in super::super::super) struct StepConfig {
     pub stages: usize,
     /// True if they do: then y holds parts, which `gpu/combine.rs` combines.
     pub split: bool,
+    /// True if keys are in pages: a cube then has the rows of one token, and takes turns with
+    /// others in the parts of their keys (`gpu/parts.rs`).
+    pub paged: bool,
 }
 
 impl StepConfig {
@@ -33,23 +36,35 @@ impl StepConfig {
         blocks: usize,
         shared_memory: usize,
     ) -> Option<Self> {
-        let taken = [width, value_width].iter().all(|width| [64, 128, 256].contains(width));
-        // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
-        let keys = 4096 / width.max(value_width);
         // As measured, see bench/record/cuda/2026-11-25.md.
         let best = if width.max(value_width) <= 128 { (2, 3) } else { (4, 3) };
         let cuts = [best, (4, 2), (2, 2), (2, 1)];
-        let all = cuts.map(|(planes, stages)| Self {
-            dtype,
-            width,
-            value_width,
-            blocks,
-            planes,
-            keys,
-            stages,
-            split: false,
-        });
-        all.into_iter().find(|config| taken && config.shared_memory() <= shared_memory)
+        let all = cuts.map(|cut| Self::cut_into(dtype, [width, value_width], blocks, cut));
+        all.into_iter().flatten().find(|config| config.shared_memory() <= shared_memory)
+    }
+
+    /// The same for keys in pages. Two cubes share a multiprocessor where its memory allows it: one
+    /// reads while the other ends a part.
+    pub fn paged(dtype: FloatType, widths: [usize; 2], blocks: usize, shared_memory: usize) -> Option<Self> {
+        let all = [(2, 3), (2, 2), (2, 1)].map(|cut| Self::cut_into(dtype, widths, blocks, cut));
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        let fit = |memory: usize| all.iter().find(|config| config.shared_memory() <= memory);
+        let config = fit(shared_memory / 2).or_else(|| fit(shared_memory))?;
+        Some(Self { split: true, paged: true, ..*config })
+    }
+
+    /// With planes and stages of a cube.
+    fn cut_into(
+        dtype: FloatType,
+        [width, value_width]: [usize; 2],
+        blocks: usize,
+        (planes, stages): (usize, usize),
+    ) -> Option<Self> {
+        let taken = [width, value_width].iter().all(|width| [64, 128, 256].contains(width));
+        // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
+        let keys = 4096 / width.max(value_width);
+        let (split, paged) = (false, false);
+        taken.then_some(Self { dtype, width, value_width, blocks, planes, keys, stages, split, paged })
     }
 
     /// Query rows of a cube.
@@ -62,6 +77,7 @@ impl StepConfig {
         32 * self.planes
     }
 
+    /// The cut of the cube's rows and keys.
     pub fn cut(self) -> Cut {
         Cut { rows: self.rows(), planes: self.planes, keys: self.keys, split: self.split }
     }

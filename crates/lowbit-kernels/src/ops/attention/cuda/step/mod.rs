@@ -5,6 +5,9 @@
 //! whose tiles the planes take turns. Each plane has some tiles under way in a ring of its own, and
 //! waits for no other plane until the end. Keys are the rows of the tensor cores' matrices and
 //! query rows the columns: with 8 columns, few of them are empty.
+//!
+//! Where keys are in pages, a cube has the query rows of one token, and goes through some of the
+//! parts of their keys, one after the other.
 
 mod config;
 mod ring;
@@ -12,81 +15,153 @@ mod sums;
 
 pub(in super::super) use config::StepConfig;
 
-use super::rows::{Destination, visible_keys, zero_non_finite_values};
+use super::rows::{Destination, PartPlace, RowBounds, visible_keys, zero_non_finite_values};
 use crate::gpu::cuda::ptx::{
     address, copy_vector, end_copy_group, load_tiles, mma, register, wait_copy_groups,
 };
 use crate::gpu::launch::kernel;
-use crate::ops::attention::gpu::operands::{Inputs, InputsArgs, Sizes, row_index};
+use crate::ops::attention::gpu::operands::{Inputs, InputsArgs, Sizes, VisibleKeys, row_index, seen_keys};
+use crate::ops::attention::gpu::parts::PARTS;
+use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use ring::{Ring, next};
 use sums::{Sums, mask, row_bounds};
 
 /// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y
-/// holds pairs of q's type, or the bits of f32 where the keys are split.
+/// holds pairs of q's type, or the bits of f32 where the keys are split. `table` and `pool` are
+/// those of pages.
 #[kernel]
 pub(super) fn attention_step(
     inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
+    table: &[u32],
     y: &mut [u32],
     scales: &mut [f32],
     sizes: Sizes,
+    pool: PoolSizes,
     scale: u32,
     #[comptime] config: StepConfig,
 ) {
     let scale = f32::reinterpret(scale);
     let memory =
         Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(config.bytes() / 16), 128usize);
-    let mut non_finite = Shared::<[u32]>::new_slice(comptime!(config.planes * config.keys));
     let memory = register(address(&memory));
-    let row0 = CUBE_POS_Y * comptime!(config.rows() as u32);
-    copy_queries(&inputs.q, memory, row0, &sizes, config);
-    let visible = visible_keys(&inputs.positions, row0, &sizes, config.cut());
-
-    let keys = comptime!(config.keys as u32);
-    let plane = UNIT_POS_X / 32u32;
-    let (base, end) = (CUBE_POS_X * sizes.capacity, visible.end);
-    let ring = memory + comptime!(config.queries() as u32) + plane * comptime!(config.ring() as u32);
-    let ring = Ring { at: register(ring), base, end };
-    let mut at = visible.begin + plane * keys;
-    // The tile to copy next.
-    let mut ahead = at;
-    let to_v = comptime!((16 * config.keys * config.stride()) as u32);
-    #[unroll]
-    for stage in 0..comptime!(config.stages) {
-        let to = comptime!((stage * config.stage()) as u32).runtime();
-        ring.copy(&inputs.k, ahead, to, comptime!(config.width), config);
-        ring.copy(&inputs.v, ahead, to + to_v, comptime!(config.value_width), config);
-        ahead += comptime!((config.planes * config.keys) as u32);
+    let ring =
+        memory + comptime!(config.queries() as u32) + UNIT_POS_X / 32u32 * comptime!(config.ring() as u32);
+    let ring = register(ring);
+    if comptime!(config.paged) {
+        let row0 = CUBE_POS_Y * sizes.group;
+        let (group, capacity, window) = (sizes.group, sizes.capacity, sizes.window);
+        let own = Sizes { rows: row0 + group, group, capacity, window };
+        let seen = seen_keys(&inputs.positions, row0, &own);
+        let parts = seen.parts();
+        let mut part = CUBE_POS_Z;
+        if part < parts {
+            copy_queries(&inputs.q, memory, row0, &own, config);
+            let mut visible = seen.part(part);
+            let mut ring = Ring { at: ring, base: 0u32.runtime(), end: visible.end, pool };
+            ring.fill(inputs, table, visible.begin, config);
+            let rows = query_rows(&inputs.positions, memory, row0, &own, config);
+            while part < parts {
+                let mut sums = sum_keys(inputs, table, &ring, &visible, &rows, scale, config);
+                let place = PartPlace {
+                    index: part,
+                    count: comptime!(PARTS as u32).runtime(),
+                    rows: CUBE_COUNT_X * sizes.rows,
+                };
+                let any_keys = true.runtime();
+                let out = Destination { own: row0, rows: own.rows, group, scale, any_keys, part: place };
+                sums.leave(ring.at, &out, config).store(y, scales, memory, &out, config);
+                part += CUBE_COUNT_Z;
+                if part < parts {
+                    let next = seen.part(part);
+                    visible.begin = next.begin;
+                    visible.end = next.end;
+                    ring.end = next.end;
+                    // All units have read what planes left in their rings.
+                    sync_cube();
+                    ring.fill(inputs, table, next.begin, config);
+                }
+            }
+        }
+    } else {
+        let row0 = CUBE_POS_Y * comptime!(config.rows() as u32);
+        copy_queries(&inputs.q, memory, row0, &sizes, config);
+        let visible = visible_keys(&inputs.positions, row0, &sizes, config.cut());
+        let ring = Ring { at: ring, base: CUBE_POS_X * sizes.capacity, end: visible.end, pool };
+        ring.fill(inputs, table, visible.begin, config);
+        let rows = query_rows(&inputs.positions, memory, row0, &sizes, config);
+        let mut sums = sum_keys(inputs, table, &ring, &visible, &rows, scale, config);
+        let any_keys = visible.begin < visible.end;
+        let part = PartPlace::of_cube(sizes.rows);
+        let out = Destination { own: row0, rows: sizes.rows, group: sizes.group, scale, any_keys, part };
+        sums.leave(ring.at, &out, config).store(y, scales, memory, &out, config);
     }
+}
+
+/// A cube's query rows.
+#[derive(CubeType)]
+struct QueryRows {
+    /// See [`load_queries`].
+    elements: Array<u32>,
+    bounds: RowBounds,
+}
+
+/// Waits for the queries, whose copy began before the ring was filled.
+#[cube]
+fn query_rows(
+    positions: &[u32],
+    memory: u32,
+    row0: u32,
+    sizes: &Sizes,
+    #[comptime] config: StepConfig,
+) -> QueryRows {
     // All but the queries, which were first.
     wait_copy_groups(comptime!(2 * config.stages));
     sync_cube();
-    let queries = load_queries(memory, config);
-    let bounds = row_bounds(&inputs.positions, row0, &sizes, config);
+    let elements = load_queries(memory, config);
+    QueryRows { elements, bounds: row_bounds(positions, row0, sizes, config) }
+}
+
+/// The sums of this plane's tiles of the keys `visible`, of which the ring has the first.
+#[cube]
+fn sum_keys(
+    inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
+    table: &[u32],
+    ring: &Ring,
+    visible: &VisibleKeys,
+    rows: &QueryRows,
+    scale: f32,
+    #[comptime] config: StepConfig,
+) -> Sums {
+    let keys = comptime!(config.keys as u32);
+    let to_v = comptime!((16 * config.keys * config.stride()) as u32);
+    let mut non_finite = Shared::<[u32]>::new_slice(comptime!(config.planes * config.keys));
+    let mut at = visible.begin + UNIT_POS_X / 32u32 * keys;
+    // The tile to copy next.
+    let mut ahead = at + comptime!((config.stages * config.planes * config.keys) as u32);
     let mut sums = Sums::new(config);
     let mut stage = 0u32.runtime();
-    while at < end {
+    while at < ring.end {
+        let row = ring.row(table, ahead, config);
         ring.wait(config);
-        let mut scores = products(&queries, ring.at + stage, config);
+        let mut scores = products(&rows.elements, ring.at + stage, config);
         sync_plane();
-        ring.copy(&inputs.k, ahead, stage, comptime!(config.width), config);
+        ring.copy(&inputs.k, (ahead, row), stage, comptime!(config.width), config);
         ring.wait(config);
-        if at < visible.all_begin || at + keys > min(visible.all_end, end) {
+        if at < visible.all_begin || at + keys > min(visible.all_end, ring.end) {
             zero_non_finite_values(ring.at + stage + to_v, &mut non_finite, config.values());
-            mask(&mut scores, &non_finite, &bounds, at, end, config);
+            mask(&mut scores, &non_finite, &rows.bounds, at, ring.end, config);
         }
         let weights = sums.weigh(&mut scores, scale, config);
         sums.add_weighted_values(&weights, ring.at + stage + to_v, config);
         sync_plane();
-        ring.copy(&inputs.v, ahead, stage + to_v, comptime!(config.value_width), config);
+        ring.copy(&inputs.v, (ahead, row), stage + to_v, comptime!(config.value_width), config);
         at += comptime!((config.planes * config.keys) as u32);
         ahead += comptime!((config.planes * config.keys) as u32);
         stage = next(stage, config);
     }
-    let any_keys = visible.begin < end;
-    let out = Destination { own: row0, rows: sizes.rows, group: sizes.group, scale, any_keys };
-    sums.leave(ring.at, &out, config).store(y, scales, memory, &out, config);
+    sums
 }
 
 /// Begins to copy the cube's rows of q.

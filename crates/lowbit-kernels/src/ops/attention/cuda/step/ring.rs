@@ -3,6 +3,8 @@
 
 use super::config::StepConfig;
 use crate::gpu::cuda::ptx::{copy_from, end_copy_group, pointer, wait_copy_groups};
+use crate::ops::attention::gpu::operands::Inputs;
+use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -11,20 +13,55 @@ use cubecl_core::prelude::*;
 pub(super) struct Ring {
     /// Its address in shared memory.
     pub at: u32,
-    /// The row of the head's first key.
+    /// The row of the head's first key where keys are contiguous.
     pub base: u32,
     /// The end of the cube's keys.
     pub end: u32,
+    /// Where keys are in pages.
+    pub pool: PoolSizes,
 }
 
 #[cube]
 impl Ring {
-    /// Begins to copy the tile from key `first` on, if there is one, to byte `to` of the ring. It
-    /// is a group of copies in any case. For keys past the end it copies the last one.
+    /// The row of k and v that holds key `first`, with which a tile begins: tiles lie within pages.
+    pub fn row(&self, table: &[u32], first: u32, #[comptime] config: StepConfig) -> u32 {
+        if comptime!(config.paged) {
+            // Tiles past the end are not copied.
+            let key = min(first, self.end - 1u32);
+            let page = min(self.pool.page(table, CUBE_POS_Y, key), self.pool.pages - 1u32);
+            self.pool.row(page, CUBE_POS_X, key)
+        } else {
+            self.base + first
+        }
+    }
+
+    /// Begins to copy the plane's first tiles of the keys from `begin` on, one for each stage.
+    pub fn fill(
+        &self,
+        inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
+        table: &[u32],
+        begin: u32,
+        #[comptime] config: StepConfig,
+    ) {
+        let to_v = comptime!((16 * config.keys * config.stride()) as u32);
+        let mut first = begin + UNIT_POS_X / 32u32 * comptime!(config.keys as u32);
+        #[unroll]
+        for stage in 0..comptime!(config.stages) {
+            let to = comptime!((stage * config.stage()) as u32).runtime();
+            let row = self.row(table, first, config);
+            self.copy(&inputs.k, (first, row), to, comptime!(config.width), config);
+            self.copy(&inputs.v, (first, row), to + to_v, comptime!(config.value_width), config);
+            first += comptime!((config.planes * config.keys) as u32);
+        }
+    }
+
+    /// Begins to copy the tile from key `first` on, which is in row `start`, to byte `to` of the
+    /// ring, if there is one. It is a group of copies in any case. For keys past the end it copies
+    /// the last one.
     pub fn copy(
         &self,
         x: &[Vector<u32, Const<4>>],
-        first: u32,
+        tile: (u32, u32),
         to: u32,
         #[comptime] width: usize,
         #[comptime] config: StepConfig,
@@ -35,11 +72,11 @@ impl Ring {
         let stride = comptime!(16 * (vectors + 1));
         let lane = UNIT_POS_X % 32u32;
         let (row, column) = (lane / comptime!(vectors as u32), lane % comptime!(vectors as u32));
+        let (first, start) = tile;
         if first < self.end {
             let to = self.at + to + row * comptime!(stride as u32) + column * 16u32;
-            let row = first + row;
             if first + comptime!(config.keys as u32) <= self.end {
-                let from = pointer(x, (self.base + row) * comptime!(vectors as u32) + column, 4usize);
+                let from = pointer(x, (start + row) * comptime!(vectors as u32) + column, 4usize);
                 #[unroll]
                 for n in 0..comptime!(config.keys / pass) {
                     copy_from(from, comptime!(n * pass * vectors), to, comptime!(n * pass * stride));
@@ -47,8 +84,8 @@ impl Ring {
             } else {
                 #[unroll]
                 for n in 0..comptime!(config.keys / pass) {
-                    let key = self.base + min(row + comptime!((n * pass) as u32), self.end - 1u32);
-                    let from = pointer(x, key * comptime!(vectors as u32) + column, 4usize);
+                    let row = start + min(row + comptime!((n * pass) as u32), self.end - 1u32 - first);
+                    let from = pointer(x, row * comptime!(vectors as u32) + column, 4usize);
                     copy_from(from, 0usize, to, comptime!(n * pass * stride));
                 }
             }

@@ -11,7 +11,9 @@ mod softmax;
 
 pub(in super::super) use config::{ROWS, WgmmaConfig};
 
-use super::rows::{Destination, Layout, RowBounds, place, row_bounds, visible_keys, zero_non_finite_values};
+use super::rows::{
+    Destination, Layout, PartPlace, RowBounds, place, row_bounds, visible_keys, zero_non_finite_values,
+};
 use crate::gpu::cuda::ptx::attention::{begin, multiply_keys, multiply_values, round_weights, wait_products};
 use crate::gpu::cuda::ptx::{
     address, copy_vector, leave_registers, register, show_writes, take_registers, wait_copies,
@@ -61,7 +63,8 @@ pub(super) fn attention_wgmma(
         cube.multiply_masked(&mut softmax, &bounds, config);
         cube.multiply_others(&mut softmax, config);
         let any_keys = cube.tiles.count > 0u32;
-        let out = Destination { own, rows: sizes.rows, group: sizes.group, scale, any_keys };
+        let part = PartPlace::of_cube(sizes.rows);
+        let out = Destination { own, rows: sizes.rows, group: sizes.group, scale, any_keys, part };
         softmax.store(y, scales, &out, config);
     } else {
         leave_registers(REGISTERS.1);

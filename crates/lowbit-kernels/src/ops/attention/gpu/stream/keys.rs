@@ -3,6 +3,7 @@
 use super::super::combine::NO_SCORE;
 use super::{Queries, StreamConfig, element};
 use crate::gpu::float::widen;
+use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -20,12 +21,28 @@ pub(super) struct Sums {
 /// The keys of a step: every `plane / lanes`th from `first` on, before `end`.
 #[derive(CubeType)]
 pub(super) struct StepKeys {
-    /// The row of the head's first key.
+    /// The row of the head's first key where keys are contiguous.
     pub base: u32,
+    /// The token, and its pages' sizes where keys are in pages.
+    pub token: u32,
+    pub pool: PoolSizes,
     pub first: u32,
     pub end: u32,
     pub lane: u32,
     pub scale: f32,
+}
+
+#[cube]
+impl StepKeys {
+    /// The row of k and v that holds `key`.
+    fn row(&self, table: &[u32], key: u32, #[comptime] config: StreamConfig) -> u32 {
+        if comptime!(config.paged) {
+            let page = min(self.pool.page(table, self.token, key), self.pool.pages - 1u32);
+            self.pool.row(page, CUBE_POS_Y, key)
+        } else {
+            self.base + key
+        }
+    }
 }
 
 #[cube]
@@ -92,6 +109,7 @@ fn lane_value<K: Int, N: Size>(
 #[cube]
 fn load<K: Int, N: Size>(
     x: &[Vector<K, N>],
+    table: &[u32],
     keys: &StepKeys,
     into: &mut Array<Vector<K, N>>,
     #[comptime] width: usize,
@@ -106,7 +124,7 @@ fn load<K: Int, N: Size>(
         if comptime!(masked) {
             key = min(key, keys.end - 1u32);
         }
-        let row = (keys.base + key) * vectors;
+        let row = keys.row(table, key, config) * vectors;
         #[unroll]
         for n in 0..loads {
             let mut at = keys.lane + comptime!((n * config.lanes) as u32);
@@ -124,6 +142,7 @@ fn load<K: Int, N: Size>(
 pub(super) fn step<K: Int, N: Size>(
     k: &[Vector<K, N>],
     v: &[Vector<K, N>],
+    table: &[u32],
     queries: &Queries,
     sums: &mut Sums,
     keys: &StepKeys,
@@ -133,8 +152,8 @@ pub(super) fn step<K: Int, N: Size>(
     let rows = comptime!(config.rows);
     let mut ks = Array::<Vector<K, N>>::new(comptime!(config.keys * config.loads(config.width)));
     let mut vs = Array::<Vector<K, N>>::new(comptime!(config.keys * config.loads(config.value_width)));
-    load::<K, N>(k, keys, &mut ks, comptime!(config.width), masked, config);
-    load::<K, N>(v, keys, &mut vs, comptime!(config.value_width), masked, config);
+    load::<K, N>(k, table, keys, &mut ks, comptime!(config.width), masked, config);
+    load::<K, N>(v, table, keys, &mut vs, comptime!(config.value_width), masked, config);
     let mut weights = Array::<f32>::new(comptime!(config.keys * rows));
     scores::<K, N>(&ks, &queries.values, &mut weights, keys.lane, config);
     #[unroll]

@@ -2,6 +2,7 @@
 
 use super::super::combine::NO_SCORE;
 use super::super::operands::reciprocal;
+use super::super::parts::PARTS;
 use super::keys::Sums;
 use super::{Rows, StreamConfig, element, row_index};
 use crate::gpu::float::narrow;
@@ -52,7 +53,7 @@ pub(super) fn store<Y: Int>(
                     }
                 }
                 if comptime!(config.split) && out.of.lane == 0u32 {
-                    store_scale(scales, at, sums.max[r], sums.weights[r]);
+                    store_scale(scales, at, sums.max[r], sums.weights[r], config);
                 }
             }
         }
@@ -137,7 +138,7 @@ fn store_shared_row<Y: Int>(
         element += comptime!((config.plane * config.planes) as u32);
     }
     if comptime!(config.split) && UNIT_POS_X == 0u32 {
-        store_scale(scales, row, greatest, weights);
+        store_scale(scales, row, greatest, weights, config);
     }
 }
 
@@ -146,7 +147,7 @@ fn store_shared_row<Y: Int>(
 fn output_index(out: &Destination, row: u32, element: u32, #[comptime] config: StreamConfig) -> usize {
     let mut at = row;
     if comptime!(config.split) {
-        at += CUBE_POS_Z * CUBE_COUNT_Y * out.of.count;
+        at += CUBE_POS_Z * CUBE_COUNT_Y * out.of.all;
     }
     (at * comptime!(config.value_width as u32) + element) as usize
 }
@@ -163,8 +164,9 @@ fn store_element<Y: Int>(y: &mut [Y], at: usize, sum: f32, factor: f32, #[compti
 
 /// Stores the greatest score and the weights' sum of a part.
 #[cube]
-fn store_scale(scales: &mut [f32], row: u32, max: f32, weights: f32) {
-    let at = ((row * CUBE_COUNT_Z + CUBE_POS_Z) * 2u32) as usize;
+fn store_scale(scales: &mut [f32], row: u32, max: f32, weights: f32, #[comptime] config: StreamConfig) {
+    let splits = if comptime!(config.paged) { comptime!(PARTS as u32).runtime() } else { CUBE_COUNT_Z };
+    let at = ((row * splits + CUBE_POS_Z) * 2u32) as usize;
     scales[at] = max;
     scales[at + 1] = weights;
 }

@@ -35,7 +35,7 @@ use cubecl_core::prelude::CubeKernel;
 #[cfg(test)]
 use lowbit_formats::FloatType;
 
-/// Both kernels of every cut for `target`: none where it has no cooperative matrices.
+/// Every kernel of every cut for `target`: none where it has no cooperative matrices.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, key_dim, state_layout, head_map, sign| {
@@ -48,8 +48,11 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         configs.extend(of(dtype, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
         configs.extend(of(dtype, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate));
     }
-    let both = |config| [prepare::compiled(target, config).code(), pass::compiled(target, config).code()];
-    configs.into_iter().flat_map(both).collect()
+    let all = |config| {
+        let passes = [false, true].map(|pooled| pass::compiled(target, config, pooled).code());
+        [prepare::compiled(target, config).code()].into_iter().chain(passes)
+    };
+    configs.into_iter().flat_map(all).collect()
 }
 
 /// Prepares all chunks, then passes over them.
@@ -59,7 +62,7 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    in_chunks(problem, state, config.cut.tokens, |problem, slots, prepared| {
+    in_chunks(problem, config.cut.tokens, |problem, slots, prepared| {
         prepare::launch(problem, config, slots, state, prepared)?;
         pass::launch(problem, config, prepared, state, y)
     })

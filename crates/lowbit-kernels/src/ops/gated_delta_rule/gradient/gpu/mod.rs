@@ -148,6 +148,7 @@ impl<'a> Problem<'a> {
             sizes: Sizes {
                 tokens: CHECK.index(tokens)?,
                 sequences: CHECK.index(sequences)?,
+                states: CHECK.index(sequences)?,
                 key_heads: CHECK.index(key_heads)?,
                 value_heads: CHECK.index(value_heads)?,
             },
