@@ -34,6 +34,10 @@ impl Engine {
         })
     }
 
+    pub(super) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     pub(super) fn file(&self) -> &Path {
         &self.file
     }

@@ -9,6 +9,7 @@ mod guard;
 mod huggingface;
 mod json;
 mod limit;
+mod spelling;
 mod steps;
 mod stream;
 #[cfg(test)]
@@ -191,6 +192,15 @@ impl Tokenizer {
     /// The spelling of token `id`, in the tokenizer's own alphabet.
     pub fn token(&self, id: u32) -> Option<String> {
         self.engine.token(id)
+    }
+
+    /// The bytes that each token below `count` adds to a text: a part of a character has some, too.
+    /// Special tokens have those of their spelling, ids without a token none.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn token_bytes(&self, count: usize) -> Result<Vec<Vec<u8>>, FileError> {
+        self.engine.token_bytes(count)
     }
 
     /// True if `id` is a special token: one that stands for no text of a user's or a model's.

@@ -561,3 +561,27 @@ fn files_made_of_a_gguf_tokenizer_have_its_special_tokens_and_templates() {
     assert_eq!(vocabulary[format!("[PAD{last}]")], Json::Null);
     assert_eq!(vocabulary["[PAD1]"], last + 1);
 }
+
+/// Texts are the bytes of their tokens, joined: of every kind of tokenizer, with characters that
+/// span tokens.
+#[test]
+fn tokens_have_bytes() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo-4bit/tokenizer.json");
+    let demo = Tokenizer::from_json(&demo, &std::fs::read(&demo).unwrap()).unwrap();
+    let texts =
+        ["x {\"name\": [1, 2.5e-3]}\n\n\t", "x na\u{ef}ve \u{4e2d}\u{6587} \u{1f600}\u{1f468}", "x  y"];
+    for tokenizer in [demo, huggingface(), byte_level("default"), sentencepiece()] {
+        let bytes = tokenizer.token_bytes(tokenizer.vocab_size() + 3).unwrap();
+        assert!(bytes[tokenizer.vocab_size()..].iter().all(Vec::is_empty));
+        for text in texts {
+            let Ok(ids) = tokenizer.encode(text, false) else { continue };
+            let joined: Vec<u8> = ids.iter().flat_map(|&id| bytes[id as usize].clone()).collect();
+            let joined = String::from_utf8(joined).unwrap();
+            // SentencePiece puts a space before a text, which its decoder takes away.
+            let decoded = tokenizer.decode(&ids).unwrap();
+            assert_eq!(joined.strip_prefix(' ').unwrap_or(&joined), decoded.trim_start(), "{tokenizer:?}");
+        }
+        let whole = (0..tokenizer.vocab_size()).filter(|&id| !bytes[id].is_empty()).count();
+        assert!(whole + 2 >= tokenizer.vocab_size(), "{tokenizer:?}: {whole}");
+    }
+}
