@@ -41,6 +41,9 @@ MODEL_TYPES = [
     "gpt_oss",
     "phi3",
     "glm4",
+    "glm4_moe",
+    "lfm2",
+    "lfm2_moe",
     "smollm3",
     "seed_oss",
 ]

@@ -9,7 +9,8 @@ which takes q scaled and keeps its state [2, Hv, Dv, Dk]): `y` and the last `sta
 `causal_conv1d`: `x` [T, C], `weight`, `bias`, `state` [C, W-1]; `whole` from no state with SiLU, `update` and
 `update_state` from `state` without bias.
 `delta_gates`: `a`, `a_log`, `dt_bias` and mlx-lm's `decay`, the exponential of the log decay.
-`router_top_k`: `logits` [T, E]; `ids` and `weights` of the 5 best, `normalized` by their sum.
+`router_top_k`: `logits` [T, E]; `ids` and `weights` of the 5 best, `normalized` by their sum. Of sigmoids with
+`group_bias`, times 2.5: `group_logits`, the best of `one_group` and in 2 of `some_groups`, 6 of them.
 """
 
 import importlib.metadata
@@ -19,7 +20,8 @@ import numpy as np
 import torch
 from mlx_lm.models.gated_delta import compute_g, gated_delta_ops
 from safetensors.numpy import save_file
-from transformers import Qwen3NextConfig
+from transformers import Glm4MoeConfig, Qwen3NextConfig
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 
@@ -101,4 +103,31 @@ def router_top_k(rng):
         router.weight.data = torch.eye(experts)
         _, weights, ids = router(torch.from_numpy(logits))
         arrays |= {name: weights.detach().numpy(), "ids": ids.numpy().astype(np.uint32)}
+    return arrays | router_of_sigmoids(rng)
+
+
+def router_of_sigmoids(rng):
+    tokens, experts, top_k = 20, 36, 5
+    logits = (2 * rng.standard_normal((tokens, experts))).astype(np.float32)
+    bias = (0.3 * rng.standard_normal(experts)).astype(np.float32)
+    arrays = {"group_logits": logits, "group_bias": bias}
+    for name, groups, chosen in [("one_group", 1, 1), ("some_groups", 6, 2)]:
+        config = Glm4MoeConfig(
+            hidden_size=experts,
+            n_routed_experts=experts,
+            num_experts_per_tok=top_k,
+            routed_scaling_factor=2.5,
+            n_group=groups,
+            topk_group=chosen,
+        )
+        router = glm4_moe.Glm4MoeTopkRouter(config)
+        router.weight.data = torch.eye(experts)
+        router.e_score_correction_bias.data = torch.from_numpy(bias)
+        _, weights, ids = router(torch.from_numpy(logits))
+        weights, ids = weights.detach().numpy(), ids.numpy().astype(np.uint32)
+        # transformers leaves the order open.
+        choices = np.take_along_axis(1 / (1 + np.exp(-logits.astype(float))) + bias, ids.astype(int), axis=1)
+        order = np.argsort(-choices, axis=1)
+        arrays[f"{name}_ids"] = np.take_along_axis(ids, order, axis=1)
+        arrays[f"{name}_weights"] = np.take_along_axis(weights, order, axis=1)
     return arrays

@@ -34,6 +34,10 @@ LEAST_GREEDY_VARIETY = 8
 MOST_ROUNDING = 2e-5
 
 
+# Of experts' scores, in the choice alone: buffers.
+ROUTERS_BIASES = ("e_score_correction_bias", "expert_bias")
+
+
 def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generator) -> torch.Tensor:
     """Random values on the scale that a trained checkpoint has, for the parameter `name`."""
     normal = torch.randn(value.shape, generator=generator)
@@ -54,20 +58,23 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
         return 0.3 * normal
     if name.endswith(".sinks"):
         return 1.5 * normal
-    if name.endswith("conv1d.weight"):
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return 0.5 * normal
     if name.endswith("embed_tokens.weight"):
         return (0.25 if tied else 1.0) * normal
-    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "shared_expert_gate.weight": 1.5}
+    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "shared_expert_gate.weight": 1.5}
     if tied:
         # Layers that outweigh the token's own embedding: otherwise a tied head repeats that token for ever.
         gain |= {"o_proj.weight": 2.0, "down_proj.weight": 2.0}
+        gain |= {"self_attn.out_proj.weight": 2.0, "conv.out_proj.weight": 2.0, "w2.weight": 2.0}
     factor = next((g for suffix, g in gain.items() if name.endswith(suffix)), 0.9)
     return factor * value.shape[-1] ** -0.5 * normal
 
 
 def mtp_tensors(tensors: dict, generator: torch.Generator) -> dict:
     """A multi-token-prediction head shaped after the last full-attention layer, under the published names."""
+    if "model.norm.weight" in tensors:
+        return layer_behind_the_others(tensors, generator)
     full = max(int(n.split(".layers.")[1].split(".")[0]) for n in tensors if ".self_attn.q_proj." in n)
     mark = f".layers.{full}."
     shapes = {"mtp.layers.0." + n.split(mark)[1]: t for n, t in tensors.items() if mark in n and ".visual." not in n}
@@ -75,6 +82,18 @@ def mtp_tensors(tensors: dict, generator: torch.Generator) -> dict:
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         shapes[f"mtp.{norm}.weight"] = hidden
     shapes["mtp.fc.weight"] = hidden.new_zeros(len(hidden), 2 * len(hidden))
+    return {n: (0.1 * torch.randn(t.shape, generator=generator)).to(t.dtype) for n, t in shapes.items()}
+
+
+def layer_behind_the_others(tensors: dict, generator: torch.Generator) -> dict:
+    """The same as GLM-4.5 has it: a layer more, and what joins it."""
+    layers = 1 + max(int(n.split(".layers.")[1].split(".")[0]) for n in tensors if ".layers." in n)
+    last, mark = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    shapes = {mark + n.removeprefix(last): t for n, t in tensors.items() if n.startswith(last)}
+    hidden = tensors["model.norm.weight"]
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        shapes[f"{mark}{norm}.weight"] = hidden
+    shapes[f"{mark}eh_proj.weight"] = hidden.new_zeros(len(hidden), 2 * len(hidden))
     return {n: (0.1 * torch.randn(t.shape, generator=generator)).to(t.dtype) for n, t in shapes.items()}
 
 
@@ -87,10 +106,14 @@ def random_model(tiny: Tiny, model_class, tied: bool, generator: torch.Generator
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial(name, parameter, tied, generator))
+        for name, buffer in model.named_buffers():
+            if name.endswith(ROUTERS_BIASES):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to(getattr(torch, tiny.dtype))
-    for name, parameter in model.named_parameters():
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith(tiny.keep_f32 or ("\0",)):
-            parameter.data = parameter.data.float()
+            parameter.data = saved.get(name, parameter.data).float()
     return model
 
 

@@ -42,7 +42,9 @@ def from_file(path: Path, model_class):
 def load(path: Path, architecture: str):
     """The checkpoint at `path`, upcast to float32, from which nothing is missing and nothing left over."""
     model, info = from_file(path, text_class(architecture))
-    unexpected = {name for name in info["unexpected_keys"] if not name.startswith(("mtp.", "model.visual."))}
+    # Layers that predict further tokens, and what sees images.
+    known = ("mtp.", f"model.layers.{model.config.get_text_config().num_hidden_layers}.", "model.visual.")
+    unexpected = {name for name in info["unexpected_keys"] if not name.startswith(known)}
     if info["missing_keys"] or unexpected or info["mismatched_keys"]:
         raise ValueError(f"{path}: {info}")
     return model
@@ -79,25 +81,36 @@ def greedy(model, tokens, count: int) -> tuple[list[int], float]:
 
 
 class RouterGaps:
-    """Records the least gap between the last chosen and the first rejected expert's logit."""
+    """Records the least gap between the last chosen and the first rejected expert's logit, or of what takes its place."""
 
     def __init__(self, model, top_k: int | None):
         self.least = math.inf
         self.hooks = []
         for name, module in model.named_modules():
-            if top_k and name.endswith(("mlp.gate", "mlp.router")):
+            if top_k and name.endswith(("mlp.gate", "mlp.router", "feed_forward.gate")):
                 self.hooks.append(module.register_forward_pre_hook(self.watch(top_k)))
 
     def watch(self, top_k: int):
         def hook(module, args):
             bias = getattr(module, "bias", None)
             logits = torch.nn.functional.linear(args[0].reshape(-1, args[0].shape[-1]), module.weight, bias)
-            ranked = logits.sort(dim=-1, descending=True).values
-            if top_k >= ranked.shape[-1]:
-                return
-            self.least = min(self.least, float((ranked[:, top_k - 1] - ranked[:, top_k]).min()))
+            selection = getattr(module, "e_score_correction_bias", args[1] if len(args) > 1 else None)
+            if selection is not None:
+                logits = logits.sigmoid() + selection
+            if getattr(module, "num_group", 1) > 1:
+                groups = logits.unflatten(-1, (module.num_group, -1))
+                sums = groups.topk(2, dim=-1).values.sum(dim=-1)
+                self.least_between(sums, module.topk_group)
+                kept = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, sums.topk(module.topk_group).indices, True)
+                logits = groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+            self.least_between(logits, top_k)
 
         return hook
+
+    def least_between(self, values: torch.Tensor, chosen: int) -> None:
+        ranked = values.sort(dim=-1, descending=True).values
+        if chosen < ranked.shape[-1]:
+            self.least = min(self.least, float((ranked[:, chosen - 1] - ranked[:, chosen]).min()))
 
     def close(self):
         for hook in self.hooks:

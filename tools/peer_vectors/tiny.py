@@ -622,6 +622,103 @@ def glm4() -> Tiny:
     )
 
 
+def glm4_moe() -> Tiny:
+    """Sigmoids with a bias choose experts in some groups; a shared expert without a gate, a dense layer before."""
+    return Tiny(
+        "glm4_moe",
+        dense(
+            "Glm4MoeForCausalLM",
+            "glm4_moe",
+            attention_bias=True,
+            pad_token_id=0,
+            vocab_size=281,
+            hidden_size=32,
+            intermediate_size=96,
+            moe_intermediate_size=32,
+            n_routed_experts=8,
+            n_shared_experts=2,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.5,
+            num_hidden_layers=3,
+            num_nextn_predict_layers=1,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=24,
+            rms_norm_eps=1e-5,
+            partial_rotary_factor=0.5,
+            rope_scaling=None,
+            rope_theta=1000000,
+            use_qk_norm=True,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        keep_f32=("e_score_correction_bias",),
+        mtp=True,
+        gguf_pre_tokenizer="glm4",
+    )
+
+
+def lfm2() -> Tiny:
+    """Short convolutions around a layer with attention; an MLP whose size is adjusted."""
+    return Tiny(
+        "lfm2",
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "block_auto_adjust_ff_dim": True,
+            "block_dim": 64,
+            "block_ff_dim": 150,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 32,
+            "bos_token_id": 1,
+            "conv_L_cache": 4,
+            "conv_bias": False,
+            "eos_token_id": 7,
+            "hidden_size": 64,
+            "initializer_range": 0.02,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "max_position_embeddings": 512,
+            "norm_eps": 1e-05,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "pad_token_id": 0,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": 283,
+        },
+        gguf_pre_tokenizer="lfm2",
+    )
+
+
+def lfm2_moe() -> Tiny:
+    """The same with experts, chosen by sigmoids with a bias, in the layers behind the first."""
+    config = lfm2().config
+    config = {key: value for key, value in config.items() if not key.startswith("block_")}
+    config |= {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "conv_L_cache": 3,
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.0,
+        "use_expert_bias": True,
+        "vocab_size": 285,
+    }
+    return Tiny("lfm2_moe", config, keep_f32=("expert_bias",), gguf_pre_tokenizer="lfm2")
+
+
 def smollm3() -> Tiny:
     """One layer of three without positions."""
     return Tiny(
@@ -808,6 +905,9 @@ def all_tiny() -> list[Tiny]:
         qwen3_vl(),
         phi3(),
         glm4(),
+        glm4_moe(),
+        lfm2(),
+        lfm2_moe(),
         smollm3(),
         seed_oss(),
         mistral_small(),

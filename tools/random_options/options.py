@@ -13,6 +13,8 @@ EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral", "gp
 # Those whose experts have the MLP's size, and one name more for their number.
 LOCAL_EXPERTS = ("mixtral", "gpt_oss")
 WINDOWED = ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
+SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
+SIGMOIDS = ("glm4_moe", "lfm2_moe")
 # Those whose configuration need not say how wide a head is.
 HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
 # Those that have layers with windows and others.
@@ -30,6 +32,8 @@ def sizes(case: Case, r: random.Random) -> None:
         kinds = ["linear_attention", "full_attention"] if case.architecture in HYBRIDS else ["full_attention"]
         if case.architecture == "gpt_oss":
             kinds = ["sliding_attention", "full_attention"]
+        if case.architecture in SHORT_CONVOLUTIONS:
+            kinds = ["conv", "full_attention"]
         text["layer_types"] = [r.choice(kinds) for _ in range(layers)]
     if "no_rope_layers" in text:
         text["no_rope_layers"] = r.choice([None, [r.choice([0, 1]) for _ in range(layers)]])
@@ -70,7 +74,8 @@ def hidden_act(case: Case, r: random.Random) -> None:
 
 
 def epsilon(case: Case, r: random.Random) -> None:
-    case.text["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3, 0.03, 1.0, 0.0])
+    key = "norm_eps" if case.architecture in SHORT_CONVOLUTIONS else "rms_norm_eps"
+    case.text[key] = r.choice([1e-6, 1e-5, 1e-3, 0.03, 1.0, 0.0])
 
 
 def biases(case: Case, r: random.Random) -> None:
@@ -160,6 +165,58 @@ def experts(case: Case, r: random.Random) -> None:
         del text["norm_topk_prob"]
 
 
+def sigmoid_experts(case: Case, r: random.Random) -> None:
+    if case.architecture not in SIGMOIDS:
+        return
+    text, layers = case.text, case.text["num_hidden_layers"]
+    glm = case.architecture == "glm4_moe"
+    groups = r.choice([1, 1, 2, 3, 4]) if glm else 1
+    size = r.choice([2, 3, 4, 5]) if groups > 1 else r.choice([1, 2, 4, 5, 8, 16])
+    count = groups * size
+    chosen = r.choice(range(1, groups + 1))
+    text["n_routed_experts" if glm else "num_experts"] = count
+    text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= chosen * size])
+    text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
+    text["first_k_dense_replace" if glm else "num_dense_layers"] = r.choice([0, 1, 1, 2, layers, layers + 1])
+    text["norm_topk_prob"] = r.random() < 0.7
+    text["routed_scaling_factor"] = r.choice([1.0, 1.0, 2.5, 0.7])
+    case.save_original_format = r.random() < 0.5
+    if glm:
+        text["n_group"], text["topk_group"] = groups, chosen
+        text["n_shared_experts"] = r.choice([1, 1, 2])
+        text["use_qk_norm"] = r.random() < 0.5
+    else:
+        text["use_expert_bias"] = r.random() < 0.8
+
+
+def short_convolutions(case: Case, r: random.Random) -> None:
+    """Heads make up the hidden size."""
+    if case.architecture not in SHORT_CONVOLUTIONS:
+        return
+    text, layers = case.text, case.text["num_hidden_layers"]
+    text["hidden_size"] = text["num_attention_heads"] * text["head_dim"]
+    if r.random() < 0.7:
+        del text["head_dim"]
+    text["conv_L_cache"] = r.choice([3, 3, 1, 2, 4, 5])
+    if r.random() < 0.1:
+        text["tie_embedding"] = r.choice([True, True, False])
+    if r.random() < 0.05:
+        text["conv_bias"] = True
+    if case.architecture != "lfm2":
+        return
+    text["block_auto_adjust_ff_dim"] = r.random() < 0.6
+    text["block_ff_dim"] = r.choice([32, 37, 48, 96, 100, 160])
+    text["block_multiple_of"] = r.choice([1, 7, 32])
+    text["block_ffn_dim_multiplier"] = r.choice([1.0, 1, 0.7, 1.3])
+    form = r.choice(["types", "types", "indices", "default"])
+    if form != "types":
+        del text["layer_types"]
+    if form == "indices":
+        text["full_attn_idxs"] = [index for index in range(layers) if r.random() < 0.5]
+    if r.random() < 0.3:
+        text["intermediate_size"] = text.pop("block_ff_dim")
+
+
 def sparse_layers(case: Case, r: random.Random) -> None:
     """In Qwen3.5 these keys are without effect."""
     if case.architecture not in EXPERTS or (case.architecture == "qwen3_5_moe" and r.random() < 0.8):
@@ -194,6 +251,8 @@ OPTIONS = {
     "delta_nets": delta_nets,
     "experts": experts,
     "sparse_layers": sparse_layers,
+    "sigmoid_experts": sigmoid_experts,
+    "short_convolutions": short_convolutions,
     "rope": rope.option,
     "storage": storage,
     "nesting": spelling.nesting,

@@ -6,7 +6,7 @@ from .case import Case
 
 KINDS = ["default"] * 6 + ["linear"] * 3 + ["llama3"] * 4 + ["yarn"] * 7 + ["dynamic", "longrope", "proportional"]
 NESTED = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4", "phi3")
+PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4", "glm4_moe", "phi3")
 
 
 def option(case: Case, r: random.Random) -> None:
@@ -77,7 +77,7 @@ def scaling(text: dict, kind: str, partial: float | None, architecture: str, r: 
 def longrope_pairs(text: dict, partial: float | None, architecture: str) -> int:
     head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if partial is None:
-        partial = {"glm4": 0.5, "phi3": 1.0}.get(architecture, 0.25 if architecture in PARTIAL else 1.0)
+        partial = {"glm4": 0.5, "glm4_moe": 0.5, "phi3": 1.0}.get(architecture, 0.25 if architecture in PARTIAL else 1.0)
     return (int(head_dim * partial) + 1) // 2
 
 

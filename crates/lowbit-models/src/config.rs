@@ -245,6 +245,15 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A GGUF flag; `default` where it is absent.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] when it is present but not a flag.
+    pub fn gguf_flag(&self, gguf: &str, default: bool) -> Result<bool, ModelError> {
+        let Source::Gguf { metadata, .. } = &self.source else { return Ok(default) };
+        Ok(metadata.find::<bool>(&self.gguf_key(gguf))?.unwrap_or(default))
+    }
+
     /// A JSON list of numbers, empty where it is absent.
     ///
     /// # Errors
@@ -351,6 +360,37 @@ impl<'a> Config<'a> {
         match &self.source {
             Source::Json { .. } => Ok(None),
             Source::Gguf { metadata, .. } => Ok(metadata.find::<Vec<usize>>(&self.gguf_key(gguf))?),
+        }
+    }
+
+    /// A GGUF number of each layer, where the file lists them; `None` where it has one for all, or
+    /// none.
+    ///
+    /// # Errors
+    /// As [`Self::gguf_sizes`].
+    pub fn gguf_layers(&self, gguf: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        match self.optional_size("", gguf) {
+            Err(_) => self.gguf_sizes(gguf),
+            Ok(_) => Ok(None),
+        }
+    }
+
+    /// Key heads of layers with attention. GGUF may list them by layer, those without having none.
+    ///
+    /// # Errors
+    /// As [`Self::optional_size`]; [`ModelError::Config`] for layers with different numbers.
+    pub fn key_heads(&self) -> Result<Option<usize>, ModelError> {
+        let key = "attention.head_count_kv";
+        let listed = if self.is_gguf() { self.gguf_layers(key)? } else { None };
+        let Some(listed) = listed else { return self.optional_size("num_key_value_heads", key) };
+        let mut heads = listed.iter().copied().filter(|&heads| heads > 0);
+        let first = heads.next();
+        match heads.find(|&other| Some(other) != first) {
+            None => Ok(first),
+            Some(_) => {
+                let want = "all layers with attention have one number here";
+                Err(self.refuse(key, &format!("{listed:?}"), want))
+            }
         }
     }
 

@@ -14,6 +14,8 @@ pub type Names = &'static [Name<'static>];
 pub const EMBED_TOKENS: Name<'_> = ("embed_tokens", "token_embd");
 pub const NORM: Name<'_> = ("norm", "output_norm");
 pub const LM_HEAD: Name<'_> = ("lm_head", "output");
+/// LFM2's norm behind the last layer.
+pub const EMBEDDING_NORM: Name<'_> = ("embedding_norm", "token_embd_norm");
 /// Outside of the layers.
 pub const TOP: Names = &[EMBED_TOKENS, NORM, LM_HEAD];
 
@@ -54,6 +56,8 @@ pub const MLP: [Name<'_>; 3] =
 pub const FUSED_MLP: Name<'_> = ("mlp.gate_up_proj", "ffn_up");
 
 pub const ROUTER: Name<'_> = ("mlp.gate", "ffn_gate_inp");
+/// What is added to experts' scores to choose by; it does not weigh them.
+pub const SELECTION_BIAS: Name<'_> = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias");
 /// MLX's names; Hugging Face stores one matrix per expert or other stacks.
 pub const EXPERTS_GATE: Name<'_> = ("mlp.switch_mlp.gate_proj", "ffn_gate_exps");
 pub const EXPERTS_UP: Name<'_> = ("mlp.switch_mlp.up_proj", "ffn_up_exps");
@@ -87,6 +91,11 @@ pub const DT_BIAS: Name<'_> = ("linear_attn.dt_bias", "ssm_dt.bias");
 pub const A_LOG: Name<'_> = ("linear_attn.A_log", "ssm_a");
 pub const DELTA_NET: Names =
     &[IN_PROJ_QKV, IN_PROJ_Z, IN_PROJ_B, IN_PROJ_A, IN_PROJ_BA, OUT_PROJ, DELTA_NORM, CONV1D, DT_BIAS, A_LOG];
+
+/// A gated short convolution.
+pub const SHORT_CONV_IN: Name<'_> = ("conv.in_proj", "shortconv.in_proj");
+pub const SHORT_CONV: Name<'_> = ("conv.conv.weight", "shortconv.conv.weight");
+pub const SHORT_CONV_OUT: Name<'_> = ("conv.out_proj", "shortconv.out_proj");
 
 /// Of the layer that predicts a further token, which follows the others in GGUF, as llama.cpp's
 /// converter calls them before and after. (In Hugging Face's checkpoints they are below `mtp.`,

@@ -536,7 +536,7 @@ impl<'a> Weights<'a> {
     fn name(&self, json: &str, gguf: &str) -> String {
         let name = self.choose(json, gguf);
         match self.architecture.filter(|_| self.aliased) {
-            Some(architecture) => format!("{}{}", self.prefix, architecture.stored_name(name)),
+            Some(architecture) => format!("{}{}", self.prefix, architecture.stored_name(name, self.layout())),
             None => format!("{}{name}", self.prefix),
         }
     }

@@ -281,6 +281,55 @@ fn a_missing_key_has_transformers_default() {
 }
 
 #[test]
+fn groups_of_experts_are_those_that_the_experts_make() {
+    for (key, value, want) in [
+        ("n_group", json!(3), "n_group is 3, but 8 experts make no such groups"),
+        ("n_group", json!(8), "n_group is 8, but 8 experts make no such groups"),
+        ("topk_group", json!(1), "topk_group is 1, but 3 experts are chosen in 1 to 4 groups of 2"),
+        ("topk_group", json!(5), "topk_group is 5, but 3 experts are chosen in 1 to 4 groups of 2"),
+        ("scoring_func", json!("softmax"), "scoring_func is \"softmax\""),
+        ("n_shared_experts", json!(0), "n_shared_experts is 0"),
+    ] {
+        let message = refused("glm4_moe", &set(key, value));
+        assert!(message.contains(want), "{message}");
+    }
+    // All groups are none.
+    let all = changed("glm4_moe", &set("topk_group", json!(4))).unwrap();
+    let none = changed("glm4_moe", &|config| {
+        config.insert("n_group".into(), json!(1));
+        config.insert("topk_group".into(), json!(1));
+    });
+    assert_eq!(all, none.unwrap());
+    assert_ne!(all, changed("glm4_moe", &|_| ()).unwrap());
+}
+
+#[test]
+fn layers_of_lfm2_are_those_that_both_keys_say() {
+    let plain = changed("lfm2", &|_| ()).unwrap();
+    assert_eq!(changed("lfm2", &set("full_attn_idxs", json!([1]))).unwrap(), plain);
+    let message = refused("lfm2", &set("full_attn_idxs", json!([0, 1])));
+    assert!(
+        message.contains("full_attn_idxs is [0, 1], but layer_types says that layer 0 does not"),
+        "{message}"
+    );
+    let indices = changed("lfm2", &|config| {
+        config.remove("layer_types");
+        config.insert("full_attn_idxs".into(), json!([1]));
+    });
+    assert_eq!(indices.unwrap(), plain);
+    for (name, key, value, want) in [
+        ("lfm2", "conv_bias", json!(true), "conv_bias is true"),
+        ("lfm2", "tie_embedding", json!(false), "tie_embedding is false"),
+        ("lfm2", "block_ffn_dim_multiplier", json!(-1.0), "it leaves no MLP"),
+        ("lfm2", "head_dim", json!(8), "num_attention_heads * head_dim is 32"),
+        ("lfm2_moe", "layer_types", json!(null), "layer_types is missing"),
+    ] {
+        let message = refused(name, &set(key, value));
+        assert!(message.contains(want), "{message}");
+    }
+}
+
+#[test]
 fn biases_are_those_that_the_flags_promise() {
     for key in ["attention_bias", "mlp_bias"] {
         let message = refused("llama-bias", &set(key, json!(false)));

@@ -7,7 +7,8 @@ use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DecoderConfig, MixerSpec, QueryScale, RopeKind, rope_params, rope_params_of,
+    AttentionConfig, DecoderConfig, FeedforwardSpec, MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind,
+    ShortConvConfig, rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -51,12 +52,37 @@ impl<'a> Computed<'a> {
 
     /// The key of `config.json` for the number of experts.
     pub fn experts_key(&self) -> &'static str {
-        if self.computes("num_local_experts") { "num_local_experts" } else { "num_experts" }
+        let other = ["num_local_experts", "n_routed_experts"].into_iter().find(|key| self.computes(key));
+        other.unwrap_or("num_experts")
     }
 
     /// Its sizes.
     pub fn decoder(&self) -> &DecoderConfig {
         self.outline.config()
+    }
+
+    /// The experts of the first layer that has some.
+    pub fn experts(&self) -> Option<&MoeConfig> {
+        self.outline.spec().layers.iter().find_map(|layer| match &layer.feedforward {
+            FeedforwardSpec::Sparse(moe) => Some(moe),
+            FeedforwardSpec::Dense(_) => None,
+        })
+    }
+
+    /// The MLP of the first layer that has one without experts.
+    pub fn mlp(&self) -> Option<MlpConfig> {
+        self.outline.spec().layers.iter().find_map(|layer| match layer.feedforward {
+            FeedforwardSpec::Dense(mlp) => Some(mlp),
+            FeedforwardSpec::Sparse(_) => None,
+        })
+    }
+
+    /// The short convolution of the first layer that has one.
+    pub fn short_conv(&self) -> Option<ShortConvConfig> {
+        self.outline.spec().layers.iter().find_map(|layer| match layer.mixer {
+            MixerSpec::ShortConv(conv) => Some(conv),
+            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) => None,
+        })
     }
 
     /// Elements of an attention head.
@@ -88,8 +114,7 @@ impl<'a> Computed<'a> {
     /// # Errors
     /// As [`Config::size`].
     pub fn key_heads(&self) -> Result<usize, QuantizeError> {
-        let heads = self.config.optional_size("num_key_value_heads", "attention.head_count_kv")?;
-        heads.map_or_else(|| self.heads(), Ok)
+        self.config.key_heads()?.map_or_else(|| self.heads(), Ok)
     }
 
     /// The rotary embedding.
@@ -136,7 +161,7 @@ impl<'a> Computed<'a> {
     pub fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.outline.spec().layers.iter().filter_map(|layer| match &layer.mixer {
             MixerSpec::Attention(attention) => Some(attention),
-            MixerSpec::DeltaNet(_) => None,
+            MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) => None,
         })
     }
 

@@ -6,9 +6,11 @@ use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{HeadMap, LongRope, Rope, RopeParams, RopeScaling, Yarn};
 use lowbit_models::keys::{self, Absent, Role};
-use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, MoeConfig, Multipliers};
-use lowbit_models::names::{A_LOG, Name, ROUTER};
+use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, LayerSpec, MixerSpec, MoeConfig, Multipliers};
+use lowbit_models::names::{A_LOG, Name, ROUTER, SHORT_CONV};
 use serde_json::{Map, Value as Json, json};
+
+const SHARED: &str = "shared_expert_intermediate_size";
 
 /// The part of `config.json` that describes the text model.
 pub struct TextConfig<'a> {
@@ -89,14 +91,42 @@ impl TextConfig<'_> {
             self.put("intermediate_size", size);
         }
         // As exactly as the source has it: f32 is what is computed with.
-        let eps = source.config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")?;
-        let eps = self.number("rms_norm_eps", eps)?;
-        self.put("rms_norm_eps", eps);
+        let key = if source.computes("norm_eps") { "norm_eps" } else { "rms_norm_eps" };
+        let eps = source.config.float(key, "attention.layer_norm_rms_epsilon")?;
+        let eps = self.number(key, eps)?;
+        self.put(key, eps);
         self.put("tie_word_embeddings", decoder.tie_word_embeddings);
         if self.has(ROUTER) {
             self.experts()?;
         }
+        if self.has(SHORT_CONV) {
+            self.short_convolutions()?;
+        }
         if self.has(A_LOG) { self.delta_net() } else { Ok(()) }
+    }
+
+    /// The layers that are short convolutions, and the MLP's size, which mlx-lm may adjust.
+    fn short_convolutions(&mut self) -> Result<(), QuantizeError> {
+        let source = self.source;
+        let layers = source.outline.spec().layers.iter();
+        let kind = |layer: &LayerSpec| match layer.mixer {
+            MixerSpec::ShortConv(_) => "conv",
+            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) => "full_attention",
+        };
+        self.put("layer_types", layers.map(kind).collect::<Vec<_>>());
+        self.json.remove("full_attn_idxs");
+        self.put("conv_L_cache", source.config.size("conv_L_cache", "shortconv.l_cache")?);
+        self.put("conv_bias", false);
+        if let Some(mlp) = source.mlp().filter(|_| source.computes("block_auto_adjust_ff_dim")) {
+            self.put("block_dim", source.decoder().hidden_size);
+            for key in ["intermediate_size", "block_ff_dim"] {
+                self.put(key, mlp.intermediate_size);
+            }
+            self.put("block_auto_adjust_ff_dim", false);
+            self.json.entry("block_multiple_of").or_insert(256.into());
+            self.json.entry("block_ffn_dim_multiplier").or_insert(1.0.into());
+        }
+        Ok(())
     }
 
     /// The factors of a decoder that has keys for them.
@@ -159,28 +189,36 @@ impl TextConfig<'_> {
 
     fn experts(&mut self) -> Result<(), QuantizeError> {
         let Computed { config, architecture, checkpoint, .. } = self.source;
-        let sparse = self.source.outline.spec().layers.iter().find_map(|layer| match &layer.feedforward {
-            FeedforwardSpec::Sparse(moe) => Some(moe.clone()),
-            FeedforwardSpec::Dense(_) => None,
-        });
-        // If no layer has experts, the division of their weights has no effect.
-        let moe = sparse.map_or_else(|| MoeConfig::new(config, true), Ok)?;
         let computes = |key| self.source.computes(key);
         let count = self.source.experts_key();
         let own = computes("moe_intermediate_size");
         let size = if own { "moe_intermediate_size" } else { "intermediate_size" };
-        let (shared, divided) = (moe.shared_expert_intermediate_size, computes("norm_topk_prob"));
-        for other in ["num_experts", "num_local_experts"].into_iter().filter(|key| *key != count) {
+        let moe = match self.source.experts() {
+            Some(moe) => moe.clone(),
+            // If no layer has experts, the division of their weights has no effect.
+            None if keys::role(self.source.text_type().tables, SHARED).is_some() => {
+                MoeConfig::new(config, true)?
+            }
+            None => {
+                let inner = config.size(size, "expert_feed_forward_length")?;
+                MoeConfig::of(config, config.size(count, "expert_count")?, inner)?
+            }
+        };
+        let names = ["num_experts", "num_local_experts", "n_routed_experts"];
+        for other in names.into_iter().filter(|key| *key != count) {
             self.json.remove(other);
         }
         self.put(count, moe.num_experts);
-        self.put("num_experts_per_tok", moe.num_experts_per_tok);
+        self.put("num_experts_per_tok", moe.router.top_k);
         self.put(size, moe.moe_intermediate_size);
-        if shared > 0 {
-            self.put("shared_expert_intermediate_size", shared);
+        if moe.shared_expert_intermediate_size > 0 && moe.shared_expert_gate {
+            self.put(SHARED, moe.shared_expert_intermediate_size);
         }
-        if divided {
-            self.put("norm_topk_prob", moe.norm_topk_prob);
+        if self.source.computes("norm_topk_prob") {
+            self.put("norm_topk_prob", moe.router.normalize);
+        }
+        if self.source.computes("routed_scaling_factor") {
+            self.sigmoids(&moe)?;
         }
         if config.is_gguf() && self.source.computes("mlp_only_layers") {
             let layers = 0..self.source.decoder().num_hidden_layers;
@@ -195,6 +233,31 @@ impl TextConfig<'_> {
         // mlx-lm wants it even where no layer is of that size.
         if architecture.mlx_prefix.is_empty() {
             self.json.entry("intermediate_size").or_insert(moe.moe_intermediate_size.into());
+        }
+        Ok(())
+    }
+
+    /// The keys of experts that are chosen by sigmoids, those that the architecture has.
+    fn sigmoids(&mut self, moe: &MoeConfig) -> Result<(), QuantizeError> {
+        let scale = self.number("routed_scaling_factor", moe.router.scale.into())?;
+        self.put("routed_scaling_factor", scale);
+        let layers = &self.source.outline.spec().layers;
+        let is_dense = |layer: &&LayerSpec| matches!(layer.feedforward, FeedforwardSpec::Dense(_));
+        let dense = layers.iter().take_while(is_dense).count();
+        let shared = moe.shared_expert_intermediate_size / moe.moe_intermediate_size;
+        let normed = self.source.attention().any(|attention| attention.head_norm.is_some());
+        for (key, value) in [
+            ("n_group", moe.router.n_group.into()),
+            ("topk_group", moe.router.topk_group.into()),
+            ("n_shared_experts", shared.max(1).into()),
+            ("first_k_dense_replace", dense.into()),
+            ("num_dense_layers", dense.into()),
+            ("use_expert_bias", moe.selection_bias.into()),
+            ("use_qk_norm", Json::from(normed)),
+        ] {
+            if self.source.computes(key) {
+                self.put(key, value);
+            }
         }
         Ok(())
     }

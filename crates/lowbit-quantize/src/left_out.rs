@@ -2,7 +2,7 @@
 
 use crate::computed::Computed;
 use lowbit_files::shown;
-use lowbit_models::arch::{Extra, extra};
+use lowbit_models::arch::Extra;
 
 /// A sentence for each kind of tensor that is left out, with their number; `kept` are the kinds
 /// that are not.
@@ -20,7 +20,8 @@ pub fn extras(computed: &Computed<'_>, kept: &[Extra]) -> Vec<String> {
         (Extra::Constant, "that are constants", "every reader computes them itself"),
     ] {
         let names = computed.checkpoint.tensors().names();
-        let names: Vec<_> = names.filter(|name| extra(name, layers) == Some(kind)).collect();
+        let names: Vec<_> =
+            names.filter(|name| computed.architecture.extra(name, layers) == Some(kind)).collect();
         let Some(first) = names.first().filter(|_| !kept.contains(&kind)) else { continue };
         let (count, first) = (names.len(), shown(first));
         let tensors = if count == 1 { "tensor" } else { "tensors" };

@@ -10,8 +10,9 @@ use crate::left_out::extras;
 use crate::source::Source;
 use crate::tensor::{Change, Tensor};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
-use lowbit_kernels::ops::RopeScaling;
-use lowbit_models::arch::{self, Architecture, Extra, extra};
+use lowbit_kernels::ops::{RopeScaling, RouterScores};
+use lowbit_models::arch::{self, Architecture, Extra};
+use lowbit_models::layers::MoeConfig;
 use serde_json::Value as Json;
 use std::borrow::Cow;
 
@@ -26,7 +27,8 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
         None => {
             let mut tensors = targets(checkpoint, &Known::new(computed)?)?;
             for tensor in &mut tensors {
-                tensor.name = in_layer(&tensor.name, |name| computed.architecture.stored_name(name));
+                tensor.name =
+                    in_layer(&tensor.name, |name| computed.architecture.stored_name(name, Layout::Mlx));
             }
             Converted { config: config(computed)?, tensors, warnings: extras(computed, &[]) }
         }
@@ -83,6 +85,19 @@ fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> 
     if computed.outline.has_windows() && computed.architecture.conversion.windows.is_none() {
         let what = "attends to all tokens before, although sliding_window says that layers do not";
         warnings.push(format!("{path}: mlx-lm {what}: it computes longer texts otherwise"));
+    }
+    if let Some(MoeConfig { router, .. }) = computed.experts()
+        && router.scores == RouterScores::Sigmoid
+        && computed.computes("n_shared_experts")
+    {
+        if router.top_k == 1 && router.normalize {
+            let what = "mlx-lm does not divide the weight of a single expert by itself";
+            warnings.push(format!("{path}: {what}, although norm_topk_prob is true: it computes otherwise"));
+        }
+        if router.n_group > 1 {
+            let what = "mlx-lm takes experts of other groups before those whose score plus bias is negative";
+            warnings.push(format!("{path}: {what}: it may compute otherwise"));
+        }
     }
     if let RopeScaling::Yarn(yarn) = computed.rope()?.scaling
         && !yarn.truncate
@@ -167,7 +182,7 @@ pub fn targets(checkpoint: &Checkpoint, known: &Known) -> Result<Vec<Tensor>, Qu
 
 impl Names<'_> {
     fn is_kept(&self, name: &str) -> bool {
-        match extra(name, self.known.layers) {
+        match self.known.architecture.extra(name, self.known.layers) {
             None => true,
             Some(Extra::Prediction) => self.known.predictors > 0,
             Some(_) => false,
@@ -201,10 +216,7 @@ impl Names<'_> {
         let (mut name, mut shape) = (name, view.shape.clone());
         if let Some(mlp) = name.strip_suffix("experts.down_proj") {
             name = format!("{mlp}switch_mlp.down_proj.weight");
-        } else if name.ends_with("conv1d.weight")
-            && shape.len() == 3
-            && self.checkpoint.layout() != Layout::Mlx
-        {
+        } else if is_convolution(&name) && shape.len() == 3 && self.checkpoint.layout() != Layout::Mlx {
             shape.swap(1, 2);
         }
         // MLX stores `w` where this checkpoint has `w - 1`.
@@ -325,6 +337,11 @@ impl Names<'_> {
             }
         }
     }
+}
+
+/// True for the kernel of a convolution, whose taps are the last dimension but one in MLX.
+pub fn is_convolution(name: &str) -> bool {
+    ["conv1d", "conv.conv"].iter().any(|module| name.trim_end_matches(".weight").ends_with(module))
 }
 
 /// `..mlp.experts.3.up_proj.weight` as (`..mlp.`, 3, `up_proj.weight`), and so

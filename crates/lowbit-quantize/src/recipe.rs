@@ -67,7 +67,8 @@ pub struct Recipe<'a> {
     /// The new layout and formats.
     pub into: OutputFormat,
     /// Other formats for some weights. In MLX's layout routers and shared-expert gates without a
-    /// rule get 8 bits in groups of 64.
+    /// rule get 8 bits in groups of 64, but for routers that are no linear layers in mlx-lm
+    /// (GLM-4.5's), which stay as they are.
     pub rules: Vec<Rule>,
     /// True to replace a checkpoint of the same kind that has the output's name already.
     pub replace: bool,

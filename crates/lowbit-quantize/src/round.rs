@@ -9,6 +9,7 @@ use lowbit_files::staging::{Content, Existing, Staged};
 use lowbit_files::{Checkpoint, Companion, Layout, Stored, Unwritten, UnwrittenTensor, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use std::path::Path;
 
 /// The formats of a checkpoint in MLX's layout.
@@ -103,7 +104,7 @@ impl Plan {
         let Converted { config, tensors, warnings } = mlx::convert(&computed)?;
         let companions = checkpoint.companions()?;
         let types = Types::new(checkpoint.layout(), &config, &tensors);
-        Rule::check(rules, tensors.iter().filter_map(module))?;
+        Rule::check(rules, tensors.iter().filter_map(|tensor| types.module(tensor)))?;
         let mut fallbacks = vec![];
         let job = |tensor| Job::new(tensor, &types, (format, rules), &mut fallbacks);
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
@@ -240,24 +241,20 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
     made.and_then(|()| std::fs::write(&path, bytes)).map_err(|error| QuantizeError::Io { path, error })
 }
 
-/// The path of the module whose weight this tensor is, if it is a matrix of a product.
-fn module(tensor: &Tensor) -> Option<&str> {
-    let path = tensor.name.strip_suffix(".weight").filter(|path| !path.ends_with("conv1d"))?;
-    (tensor.shape.len() > 1).then_some(path)
-}
-
 /// True if a module chooses or weighs experts.
 pub(crate) fn is_router(module: &str) -> bool {
-    ["mlp.gate", "mlp.router", "shared_expert_gate"].iter().any(|name| module.ends_with(name))
+    ["mlp.gate", "mlp.router", "feed_forward.gate", "shared_expert_gate"]
+        .iter()
+        .any(|name| module.ends_with(name))
 }
 
 /// The format of a tensor, with scales in `scales`; `None` for tensors that are not quantised.
 fn wanted(
     tensor: &Tensor,
     (format, rules): (&MlxFormat, &[Rule]),
-    scales: FloatType,
+    types: &Types,
 ) -> Result<Option<Format>, QuantizeError> {
-    let Some(path) = module(tensor) else { return Ok(None) };
+    let (Some(path), scales) = (types.module(tensor), types.of(tensor)) else { return Ok(None) };
     if let Some(rule) = Rule::find(rules, path) {
         let group_size = if format.mode == "affine" { format.group_size } else { ROUTER.1 };
         return rule.mlx(group_size, scales);
@@ -293,29 +290,49 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
 
 /// The types of the new checkpoint's tensors.
 struct Types {
-    /// All of them, but for the decay rates, as mlx-lm converts a Hugging Face checkpoint, and in
-    /// one of a GGUF file. MLX's keep their own.
+    /// All of them, but for the decay rates and the routers' biases, as mlx-lm converts a Hugging
+    /// Face checkpoint, and in one of a GGUF file. MLX's keep their own.
     all: Option<FloatType>,
     /// Scales and biases of what was quantised in a mode that does not say which type the weights
     /// had: the norms', since MLX computes in that type.
     scales: FloatType,
+    /// The routers that are no linear layers in mlx-lm, so that they cannot be quantised: those
+    /// that have the bias of their choice themselves.
+    plain_routers: HashSet<String>,
 }
+
+/// The name of that bias.
+const CHOICE: &str = ".e_score_correction_bias";
+
+/// The tensors that keep their type.
+const KEPT: [&str; 3] = ["A_log", CHOICE, ".expert_bias"];
+
+/// The norm behind the last layer.
+const LAST_NORMS: [&str; 2] = ["model.norm.weight", "model.embedding_norm.weight"];
 
 impl Types {
     fn new(layout: Layout, config: &Value, tensors: &[Tensor]) -> Self {
         let configured = stored_dtype(config);
         let norm = tensors.iter().find_map(|tensor| match tensor.source.format {
-            Format::Float(float) if tensor.name.ends_with("model.norm.weight") => Some(float),
+            Format::Float(float) if LAST_NORMS.iter().any(|norm| tensor.name.ends_with(norm)) => Some(float),
             _ => None,
         });
         let all = configured.filter(|_| layout != Layout::Mlx);
-        Self { all, scales: all.or(norm).or(configured).unwrap_or(FloatType::BF16) }
+        let routers = tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(CHOICE));
+        let plain_routers = routers.map(str::to_string).collect();
+        Self { all, scales: all.or(norm).or(configured).unwrap_or(FloatType::BF16), plain_routers }
+    }
+
+    /// The path of the module whose weight this tensor is, if it is a matrix of a product.
+    fn module<'t>(&self, tensor: &'t Tensor) -> Option<&'t str> {
+        let path = tensor.name.strip_suffix(".weight").filter(|path| !mlx::is_convolution(path))?;
+        (tensor.shape.len() > 1 && !self.plain_routers.contains(path)).then_some(path)
     }
 
     /// That of `tensor`, or of its scales.
     fn of(&self, tensor: &Tensor) -> FloatType {
         match tensor.source.format {
-            Format::Float(own) if tensor.name.ends_with("A_log") => own,
+            Format::Float(own) if KEPT.iter().any(|name| tensor.name.ends_with(name)) => own,
             Format::Float(own) => self.all.unwrap_or(own),
             Format::Affine { scales, .. } => scales,
             _ => self.scales,
@@ -349,7 +366,7 @@ impl Job {
             Some(_) => Format::Float(dtype),
             None => tensor.source.format.with_float(dtype),
         };
-        let format = match self::wanted(&tensor, wanted, dtype)? {
+        let format = match self::wanted(&tensor, wanted, types)? {
             None => as_it_is,
             Some(wanted) => {
                 let taken = fitting(wanted, tensor.k()).unwrap_or(as_it_is);

@@ -71,6 +71,7 @@ pub enum Kind {
     Embedding,
     Attention,
     DeltaNet,
+    ShortConv,
     Router,
     Experts,
     SharedExpert,
@@ -81,7 +82,7 @@ pub enum Kind {
 }
 
 /// Parts of names, MLX's and GGUF's; the first that is found says the kind.
-const KINDS: [(&str, Kind); 23] = [
+const KINDS: [(&str, Kind); 31] = [
     ("norm", Kind::Norm),
     ("embed_tokens", Kind::Embedding),
     ("token_embd", Kind::Embedding),
@@ -94,15 +95,23 @@ const KINDS: [(&str, Kind); 23] = [
     (".attn_", Kind::Attention),
     ("mlp.gate.", Kind::Router),
     ("mlp.router.", Kind::Router),
+    ("feed_forward.gate.", Kind::Router),
+    ("feed_forward.expert_bias", Kind::Router),
+    ("exp_probs_b", Kind::Router),
     ("block_sparse_moe.gate.", Kind::Router),
     ("shared_expert_gate.", Kind::Router),
     ("ffn_gate_inp", Kind::Router),
     ("switch_mlp.", Kind::Experts),
     ("mlp.experts.", Kind::Experts),
+    ("feed_forward.experts.", Kind::Experts),
     ("_exps.", Kind::Experts),
     ("shared_expert.", Kind::SharedExpert),
+    ("shared_experts.", Kind::SharedExpert),
     ("_shexp.", Kind::SharedExpert),
     ("mlp.", Kind::Mlp),
+    ("feed_forward.", Kind::Mlp),
+    ("shortconv.", Kind::ShortConv),
+    (".conv.", Kind::ShortConv),
     ("ffn_", Kind::Mlp),
     // After `attn_output`.
     ("output.", Kind::Output),
@@ -120,6 +129,7 @@ impl Kind {
             Self::Embedding => "embedding",
             Self::Attention => "attention",
             Self::DeltaNet => "delta net",
+            Self::ShortConv => "short convolution",
             Self::Router => "router",
             Self::Experts => "experts",
             Self::SharedExpert => "shared expert",

@@ -57,10 +57,13 @@ pub(super) fn check(
         Promise::Always => Ok(true),
     };
     let promised = architecture.biases.iter().map(promised).collect::<Result<Vec<_>, _>>()?;
-    for name in weights.names().filter(|name| !super::is_extra(name, layers)) {
+    for name in weights.names().filter(|name| !architecture.is_extra(name, layers)) {
         let mut groups = architecture.biases.iter().zip(&promised);
         let group = groups.find(|(group, _)| {
-            group.modules.iter().any(|module| is_of(name, &architecture.stored_name(module)))
+            group
+                .modules
+                .iter()
+                .any(|module| is_of(name, &architecture.stored_name(module, weights.layout())))
         });
         if let (Some(module), Some((_, true))) = (name.strip_suffix(".weight"), group) {
             let bias = format!("{module}.bias");

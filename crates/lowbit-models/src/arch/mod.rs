@@ -6,8 +6,11 @@ mod biases;
 pub use biases::{Biases, Promise};
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod mistral3;
 mod mixtral;
@@ -27,8 +30,7 @@ use crate::layers::{
     AttentionConfig, Decoder, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec,
     MlpConfig, Multipliers,
 };
-use crate::names::Names;
-use crate::names::ROUTER;
+use crate::names::{NORM, Names, ROUTER};
 use crate::{Config, ModelError, Weights};
 use lowbit_files::{Layout, shown};
 use lowbit_kernels::ops::RopeLayout;
@@ -100,6 +102,10 @@ pub struct Conversion {
     /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in
     /// another.
     pub fused_delta_nets: bool,
+    /// Hugging Face has the layers that predict further tokens behind the others, as GGUF does.
+    pub predicts_in_layers: bool,
+    /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
+    pub mlx_aliases: &'static [Alias],
 }
 
 /// Windows that only some layers have.
@@ -130,20 +136,25 @@ impl Conversion {
         sections: false,
         tiled_value_heads: false,
         fused_delta_nets: false,
+        predicts_in_layers: false,
+        mlx_aliases: &[],
     };
 }
 
 impl Architecture {
-    /// The checkpoint's name of the tensor that layers call `name`, below its layer.
-    pub fn stored_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
+    /// The name of the tensor that layers call `name`, below its layer, in a checkpoint of this
+    /// layout.
+    pub fn stored_name<'n>(&self, name: &'n str, layout: Layout) -> Cow<'n, str> {
         let renamed = |(ours, theirs): &Alias| renamed(name, ours, theirs);
-        self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
+        let mlx = if layout == Layout::Mlx { self.conversion.mlx_aliases } else { &[] };
+        mlx.iter().chain(self.aliases).find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
     }
 
     /// The inverse of [`Self::stored_name`].
     pub fn known_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
         let renamed = |(ours, theirs): &Alias| renamed(name, theirs, ours);
-        self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
+        let mut all = self.aliases.iter().chain(self.conversion.mlx_aliases);
+        all.find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
     }
 
     /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without
@@ -264,8 +275,11 @@ pub const ARCHITECTURES: &[Architecture] = &[
     gemma3::GEMMA3,
     gpt_oss::GPT_OSS,
     granite::GRANITE,
+    lfm2::LFM2,
+    lfm2_moe::LFM2_MOE,
     phi3::PHI3,
     glm4::GLM4,
+    glm4_moe::GLM4_MOE,
     smollm3::SMOLLM3,
     seed_oss::SEED_OSS,
 ];
@@ -325,7 +339,7 @@ pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let spec = (architecture.describe)(config, &weights)?;
     let decoder = Decoder::load(&weights, &text_model(&weights), &spec)?;
     let layers = spec.config.num_hidden_layers;
-    weights.finish(|name| is_extra(name, layers))?;
+    weights.finish(|name| architecture.is_extra(name, layers))?;
     biases::check(config, &weights, architecture, layers)?;
     Ok((spec, decoder))
 }
@@ -356,7 +370,7 @@ pub(crate) fn decoder(
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
 ) -> Result<DecoderSpec, ModelError> {
     let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?;
-    Ok(DecoderSpec { config, layers, multipliers: Multipliers::NONE })
+    Ok(DecoderSpec { config, layers, norm: NORM, multipliers: Multipliers::NONE })
 }
 
 /// `config.json`'s `sliding_window`, if there is one.
@@ -445,16 +459,27 @@ const VISION: [&str; 6] = [
     "model.multi_modal_projector.",
 ];
 
-/// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the
-/// tensors around them.
-pub fn extra(name: &str, layers: usize) -> Option<Extra> {
-    let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
-    let predicts = || gguf_layer(name).is_some_and(|layer| layer >= layers);
-    match name {
-        _ if name.contains(".mtp.") || below(&["mtp."]) || predicts() => Some(Extra::Prediction),
-        _ if below(&VISION) => Some(Extra::Vision),
-        _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => Some(Extra::Constant),
-        _ => None,
+impl Architecture {
+    /// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the
+    /// tensors around them.
+    pub fn extra(&self, name: &str, layers: usize) -> Option<Extra> {
+        let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let layer = || match self.conversion.predicts_in_layers {
+            true => gguf_layer(name).or_else(|| json_layer(name)),
+            false => gguf_layer(name),
+        };
+        let predicts = || layer().is_some_and(|layer| layer >= layers);
+        match name {
+            _ if name.contains(".mtp.") || below(&["mtp."]) || predicts() => Some(Extra::Prediction),
+            _ if below(&VISION) => Some(Extra::Vision),
+            _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => Some(Extra::Constant),
+            _ => None,
+        }
+    }
+
+    /// True if text generation does not need the tensor: see [`Self::extra`].
+    pub fn is_extra(&self, name: &str, layers: usize) -> bool {
+        self.extra(name, layers).is_some()
     }
 }
 
@@ -463,7 +488,7 @@ pub(crate) fn gguf_layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// True if text generation does not need the tensor: see [`extra`].
-pub fn is_extra(name: &str, layers: usize) -> bool {
-    extra(name, layers).is_some()
+/// The layer of Hugging Face's tensor `model.layers.N.`.
+fn json_layer(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }

@@ -95,11 +95,11 @@ fn describe_dense(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderS
 
 fn describe_moe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let mut moe = MoeConfig::new(config, true)?;
-    if config.is_mlx() && !moe.norm_topk_prob {
+    if config.is_mlx() && !moe.router.normalize {
         let want = "mlx-lm does not divide by the chosen experts' sum then, but transformers always does";
         return Err(config.refuse("norm_topk_prob", "false", want));
     }
-    moe.norm_topk_prob = true;
+    moe.router.normalize = true;
     describe(config, weights, &FeedforwardSpec::Sparse(moe))
 }
 

@@ -55,6 +55,18 @@ pub const GGUF_EXPERTS: &[Key] = &[
     Key::only("expert_group_used_count", &[Int(0), Int(1)]),
 ];
 
+/// With experts that are chosen by sigmoids.
+pub const GGUF_SIGMOIDS: &[Key] = &[
+    Key::required("expert_count"),
+    Key::required("expert_used_count"),
+    Key::required("expert_feed_forward_length"),
+    Key::optional("leading_dense_block_count"),
+    Key::optional("expert_weights_scale"),
+    Key::optional("expert_weights_norm"),
+    Key::optional("expert_group_count"),
+    Key::optional("expert_group_used_count"),
+];
+
 /// With gated delta nets.
 pub const GGUF_HYBRID: &[Key] = &[
     Key::optional("full_attention_interval"),

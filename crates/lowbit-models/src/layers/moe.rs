@@ -1,12 +1,12 @@
 use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
-    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SHARED_EXPERT,
-    SHARED_EXPERT_GATE,
+    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SELECTION_BIAS,
+    SHARED_EXPERT, SHARED_EXPERT_GATE,
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
-use lowbit_kernels::ops::{Gate, RouterParams};
+use lowbit_kernels::ops::{Gate, RouterParams, RouterScores};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
@@ -14,12 +14,15 @@ use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 #[allow(missing_docs)]
 pub struct MoeConfig {
     pub num_experts: usize,
-    pub num_experts_per_tok: usize,
     pub moe_intermediate_size: usize,
+    /// The choice of `num_experts_per_tok` experts and their weights (`norm_topk_prob`).
+    pub router: RouterParams,
+    /// True if the choice has a bias of each expert.
+    pub selection_bias: bool,
     /// Zero where there is no shared expert.
     pub shared_expert_intermediate_size: usize,
-    /// True if the chosen experts' weights are divided by their sum.
-    pub norm_topk_prob: bool,
+    /// True if the shared expert is weighed by a sigmoid gate; otherwise by 1.
+    pub shared_expert_gate: bool,
     /// The function of the experts' gates, and of the shared one's.
     pub gate: Gate,
     /// True if experts' projections have biases.
@@ -36,11 +39,10 @@ impl MoeConfig {
         let inner = config.size("moe_intermediate_size", "expert_feed_forward_length")?;
         let shared =
             config.optional_size("shared_expert_intermediate_size", "expert_shared_feed_forward_length")?;
-        Ok(Self {
-            shared_expert_intermediate_size: shared.unwrap_or(0),
-            norm_topk_prob: config.flag("norm_topk_prob", norm_topk_prob)?,
-            ..Self::of(config, num_experts, inner)?
-        })
+        let mut moe = Self::of(config, num_experts, inner)?;
+        moe.shared_expert_intermediate_size = shared.unwrap_or(0);
+        moe.router.normalize = config.flag("norm_topk_prob", norm_topk_prob)?;
+        Ok(moe)
     }
 
     /// `num_experts` experts of `moe_intermediate_size` rows, of which none is shared, with weights
@@ -53,28 +55,92 @@ impl MoeConfig {
         num_experts: usize,
         moe_intermediate_size: usize,
     ) -> Result<Self, ModelError> {
-        let num_experts_per_tok = config.size("num_experts_per_tok", "expert_used_count")?;
-        if num_experts_per_tok > num_experts {
+        let top_k = config.size("num_experts_per_tok", "expert_used_count")?;
+        if top_k > num_experts {
             let want = format!("there are {num_experts} experts");
-            return Err(config.refuse("num_experts_per_tok", &num_experts_per_tok.to_string(), &want));
+            return Err(config.refuse("num_experts_per_tok", &top_k.to_string(), &want));
         }
         Ok(Self {
             num_experts,
-            num_experts_per_tok,
             moe_intermediate_size,
+            router: RouterParams::softmax(top_k, true),
+            selection_bias: false,
             shared_expert_intermediate_size: 0,
-            norm_topk_prob: true,
+            shared_expert_gate: true,
             gate: Gate::Silu,
             biases: false,
         })
     }
+
+    /// The same with sigmoids for scores, whose weights are normalised and scaled as
+    /// `norm_topk_prob` and `routed_scaling_factor` say, and groups where the architecture has keys
+    /// for them. `sum_eps` is the peers' constant beside the weights' sum.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for values of another kind, a scale that is no number, and groups
+    /// that the experts do not make.
+    pub fn with_sigmoids(mut self, config: &Config<'_>, sum_eps: f32) -> Result<Self, ModelError> {
+        let scale = match config.is_gguf() && !config.computes("expert_weights_scale") {
+            true => None,
+            false => config.optional_float("routed_scaling_factor", "expert_weights_scale")?,
+        };
+        let scale = scale.unwrap_or(1.0);
+        let normalize = match config.is_gguf() {
+            true if config.computes("expert_weights_norm") => {
+                config.gguf_flag("expert_weights_norm", false)?
+            }
+            // llama.cpp always divides.
+            true => true,
+            false => config.flag("norm_topk_prob", true)?,
+        };
+        let [n_group, topk_group] = self.groups(config)?;
+        self.router = RouterParams {
+            normalize,
+            scores: RouterScores::Sigmoid,
+            sum_eps,
+            // GGUF's 0 means none.
+            scale: if config.is_gguf() && scale == 0.0 { 1.0 } else { scale as f32 },
+            n_group,
+            topk_group,
+            ..self.router
+        };
+        Ok(self)
+    }
+
+    /// Groups of experts, and those that are chosen from; where that is all, there are none.
+    fn groups(&self, config: &Config<'_>) -> Result<[usize; 2], ModelError> {
+        let gguf = ["expert_group_count", "expert_group_used_count"];
+        let [count, chosen] = [("n_group", gguf[0]), ("topk_group", gguf[1])].map(|(json, gguf)| {
+            let computed = config.computes(if config.is_gguf() { gguf } else { json });
+            let size = if computed { config.optional_size(json, gguf) } else { Ok(None) };
+            size.map(|size| size.filter(|&size| size > 0).unwrap_or(1))
+        });
+        let (count, chosen, top_k) = (count?, chosen?, self.router.top_k);
+        let size = self.num_experts / count;
+        let refuse = |index: usize, got: usize, want: &str| {
+            let key = if config.is_gguf() { gguf[index] } else { ["n_group", "topk_group"][index] };
+            Err(config.refuse(key, &got.to_string(), want))
+        };
+        if count > 1 && (!self.num_experts.is_multiple_of(count) || size < 2 || count > 32) {
+            let want =
+                format!("{} experts make no such groups of 2 or more, or they are over 32", self.num_experts);
+            return refuse(0, count, &want);
+        }
+        if chosen > count || chosen * size < top_k {
+            let want = format!("{top_k} experts are chosen in 1 to {count} groups of {size}");
+            return refuse(1, chosen, &want);
+        }
+        Ok(if chosen == count { [1, 1] } else { [count, chosen] })
+    }
 }
 
 /// Each token goes through its best `num_experts_per_tok` experts, weighted by the router, and
-/// through the shared expert, weighted by a sigmoid gate, where there is one.
+/// through the shared expert where there is one, weighted by a sigmoid gate where that has one.
 #[derive(Clone, Debug)]
 pub struct SparseMoe {
     router: Router,
+    /// f32 `[num_experts]`, if the choice has a bias.
+    selection_bias: Option<Named<Tensor>>,
     params: RouterParams,
     experts: Experts,
 }
@@ -84,7 +150,9 @@ pub struct SparseMoe {
 enum Router {
     Alone(Linear),
     /// With the shared expert's gate, and that expert.
-    Shared(Box<(MergedLinear<2>, Mlp)>),
+    Gated(Box<(MergedLinear<2>, Mlp)>),
+    /// With a shared expert that has no gate.
+    Ungated(Box<(Linear, Mlp)>),
 }
 
 /// The experts' weights: `gate_up` and `[E, H, I]`.
@@ -118,28 +186,38 @@ impl SparseMoe {
     pub fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
         let mut experts = Experts::load(weights, config, hidden_size)?;
         let router = (ROUTER, config.num_experts);
+        let alone = || weights.exactly().linear(router.0, router.1, hidden_size);
+        let shared = |inner| {
+            let config = MlpConfig { gate: config.gate, ..MlpConfig::new(inner) };
+            Mlp::load(weights, SHARED_EXPERT, hidden_size, config)
+        };
         let router = match config.shared_expert_intermediate_size {
-            0 => Router::Alone(weights.exactly().linear(router.0, router.1, hidden_size)?),
+            0 => Router::Alone(alone()?),
+            inner if !config.shared_expert_gate => Router::Ungated((alone()?, shared(inner)?).into()),
             inner => {
-                let expert_config = MlpConfig { gate: config.gate, ..MlpConfig::new(inner) };
-                let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, expert_config)?;
+                let expert = shared(inner)?;
                 let gate = (SHARED_EXPERT_GATE, 1);
                 if let (true, Some(shared)) = (weights.joins_experts(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
                 }
-                Router::Shared((weights.exactly().merged([router, gate], hidden_size)?, expert).into())
+                Router::Gated((weights.exactly().merged([router, gate], hidden_size)?, expert).into())
             }
         };
-        let params = RouterParams { top_k: config.num_experts_per_tok, normalize: config.norm_topk_prob };
-        Ok(Self { router, params, experts })
+        let bias = config.selection_bias.then(|| weights.vector(SELECTION_BIAS, config.num_experts));
+        Ok(Self { router, selection_bias: bias.transpose()?, params: config.router, experts })
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
         match &self.router {
             Router::Alone(router) => router.list(all),
-            Router::Shared(shared) => {
+            Router::Gated(shared) => {
                 let (gates, expert) = &**shared;
                 gates.list(all);
+                expert.list(all);
+            }
+            Router::Ungated(shared) => {
+                let (router, expert) = &**shared;
+                router.list(all);
                 expert.list(all);
             }
         }
@@ -153,9 +231,16 @@ impl SparseMoe {
 
     pub(crate) fn outline(&self, outline: &mut Outline) {
         outline.word("feedforward", "experts");
-        outline.word("num_experts_per_tok", self.params.top_k);
-        outline.word("norm_topk_prob", self.params.normalize);
-        outline.word("shared expert", matches!(self.router, Router::Shared(_)));
+        let RouterParams { top_k, normalize, scores, scale, n_group, topk_group, .. } = self.params;
+        outline.word("num_experts_per_tok", top_k);
+        outline.word("norm_topk_prob", normalize);
+        outline.word("router's scores", format!("{scores:?}"));
+        outline.word("selection bias", self.selection_bias.is_some());
+        outline.numbers("routed_scaling_factor", &[scale]);
+        outline.word("n_group", n_group);
+        outline.word("topk_group", topk_group);
+        outline.word("shared expert", !matches!(self.router, Router::Alone(_)));
+        outline.word("shared expert's gate", matches!(self.router, Router::Gated(_)));
         outline.word("experts' gate", format!("{:?}", self.experts.gate));
         outline.word("experts' biases", self.experts.biases.is_some());
     }
@@ -167,22 +252,28 @@ impl SparseMoe {
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
         let (logits, shared) = match &self.router {
             Router::Alone(router) => (router.forward(x)?, None),
-            Router::Shared(shared) => {
+            Router::Gated(shared) => {
                 let (gates, expert) = &**shared;
                 let [logits, gate] = gates.forward(x)?;
-                (logits, Some((gate, expert)))
+                (logits, Some((Some(gate), expert)))
+            }
+            Router::Ungated(shared) => {
+                let (router, expert) = &**shared;
+                (router.forward(x)?, Some((None, expert)))
             }
         };
         let (among, apart) = match self.experts.shared && x.dim(0) == 1 {
             true => (shared, None),
             false => (None, shared),
         };
-        let among = among.as_ref().map(|(gate, _)| gate);
-        let (ids, expert_weights) = ops::router_top_k(&logits, among, self.params)?;
+        let among = among.as_ref().and_then(|(gate, _)| gate.as_ref());
+        let bias = self.selection_bias.as_ref().map(|bias| &bias.value);
+        let (ids, expert_weights) = ops::router_top_k(&logits, bias, among, self.params)?;
         let y = ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights)?;
         match apart {
             None => Ok(y),
-            Some((gate, expert)) => ops::add(&y, &ops::glu(&expert.forward(x)?, &gate, Gate::Sigmoid)?),
+            Some((None, expert)) => ops::add(&y, &expert.forward(x)?),
+            Some((Some(gate), expert)) => ops::add(&y, &ops::glu(&expert.forward(x)?, &gate, Gate::Sigmoid)?),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's
 //! configuration; [`Decoder::load`](super::Decoder::load) builds the layers from it.
 
-use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig};
+use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig, ShortConvConfig};
 use crate::names::Name;
 use lowbit_kernels::ops::Gate;
 
@@ -12,6 +12,8 @@ pub struct DecoderSpec {
     pub config: DecoderConfig,
     /// One per layer.
     pub layers: Vec<LayerSpec>,
+    /// The name of the norm behind the last layer.
+    pub norm: Name<'static>,
     /// Constant factors.
     pub multipliers: Multipliers,
 }
@@ -68,6 +70,7 @@ impl LayerNorms {
 pub enum MixerSpec {
     Attention(AttentionConfig),
     DeltaNet(DeltaNetConfig),
+    ShortConv(ShortConvConfig),
 }
 
 /// The part of a layer that works on each token alone.

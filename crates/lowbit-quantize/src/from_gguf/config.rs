@@ -9,7 +9,7 @@ use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{RopeParams, RopeScaling};
 use lowbit_models::ModelError;
 use lowbit_models::arch::{Biases, Promise};
-use lowbit_models::names::DT_BIAS;
+use lowbit_models::names::{DT_BIAS, SELECTION_BIAS};
 use serde_json::{Map, Value as Json, json};
 
 /// The configuration; what it cannot say, but what is harmless, goes to `warnings`.
@@ -75,7 +75,7 @@ impl Builder<'_> {
     /// cannot be described.
     fn biases(&mut self) -> Result<(), QuantizeError> {
         let architecture = self.source.computed.architecture;
-        let mut known = vec![DT_BIAS.1.to_string()];
+        let mut known = vec![DT_BIAS.1.to_string(), SELECTION_BIAS.1.to_string()];
         for Biases { promise, modules } in architecture.biases {
             let modules: Vec<_> =
                 modules.iter().filter_map(|name| architecture.gguf_name(&format!("{name}.weight"))).collect();
@@ -112,7 +112,7 @@ impl Builder<'_> {
         };
         let layers = self.source.computed.decoder().num_hidden_layers;
         let names = self.source.computed.checkpoint.tensors().names();
-        match names.filter(|name| !lowbit_models::arch::is_extra(name, layers)).find(is_surplus) {
+        match names.filter(|name| !architecture.is_extra(name, layers)).find(is_surplus) {
             None => Ok(()),
             Some(name) => Err(self.refuse(
                 &format!("tensor {name}"),

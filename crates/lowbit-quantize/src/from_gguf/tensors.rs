@@ -8,10 +8,9 @@ use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
 use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
-use lowbit_models::arch::is_extra;
 use lowbit_models::names::{
-    A_LOG, CONV1D, EMBED_TOKENS, FUSED_GATE_UP, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ,
-    IN_PROJ_Z, NORM, Name,
+    A_LOG, CONV1D, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA,
+    IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, NORM, Name, SHORT_CONV,
 };
 
 /// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
@@ -23,7 +22,7 @@ pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
     let mut tensors = vec![];
     let is_kept = |view: &&TensorView| {
         !ROPE_DIVISORS.contains(&&*view.name)
-            && !is_extra(&view.name, gguf.computed.decoder().num_hidden_layers)
+            && !gguf.computed.architecture.is_extra(&view.name, gguf.computed.decoder().num_hidden_layers)
     };
     for view in gguf.computed.checkpoint.tensors().iter().filter(is_kept) {
         names.add(view, &mut tensors)?;
@@ -105,10 +104,12 @@ impl Names<'_> {
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
         match layer {
             Some(layer) => {
-                let name = self.gguf.computed.architecture.stored_name(name);
+                let name = self.gguf.computed.architecture.stored_name(name, Layout::Mlx);
                 format!("{prefix}model.layers.{layer}.{name}")
             }
-            None if [EMBED_TOKENS.0, NORM.0].contains(&module) => format!("{prefix}model.{name}"),
+            None if [EMBED_TOKENS.0, NORM.0, EMBEDDING_NORM.0].contains(&module) => {
+                format!("{prefix}model.{name}")
+            }
             None => format!("{prefix}{name}"),
         }
     }
@@ -119,7 +120,7 @@ impl Names<'_> {
         if let Some(order) = self.heads.order(name, n, tensor.k())? {
             order.inverse().apply(tensor)?;
         }
-        if name == CONV1D.0 {
+        if name == CONV1D.0 || name == SHORT_CONV.0 {
             // [C, W] becomes [C, W, 1], rows of one value.
             let &[channels, width] = &tensor.shape[..] else { return Err(Unfit) };
             tensor.shape = vec![channels, width, 1];

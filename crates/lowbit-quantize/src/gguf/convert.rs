@@ -16,7 +16,7 @@ use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::ModelError;
 use lowbit_models::arch::LONG_ROPE;
 use lowbit_models::names::{
-    A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE,
+    A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE, SHORT_CONV,
 };
 
 /// All tensors of a directory as GGUF has them, in `llama-quantize`'s order, `predictors` layers of
@@ -121,7 +121,7 @@ fn split(name: &str) -> (Option<usize>, &str) {
 
 /// Makes of `tensor`, which MLX calls `name` in its layer, what GGUF has.
 fn change(heads: &Heads, tensor: &mut Tensor, name: &str) -> Result<(), Unfit> {
-    if name == CONV1D.0 {
+    if name == CONV1D.0 || name == SHORT_CONV.0 {
         // [C, W, 1] in MLX's shapes.
         let &[channels, width, 1] = &tensor.shape[..] else { return Err(Unfit) };
         tensor.shape = vec![channels, width];
@@ -149,7 +149,7 @@ fn select_rows(tensor: &mut Tensor, order: Vec<usize>) -> Result<(), Unfit> {
 /// keep.
 pub(super) fn unquantised(tensor: &Tensor) -> Format {
     let Tensor { name, shape, source, .. } = tensor;
-    let kept = [SHARED_EXPERT_GATE.1, ROUTER.1, CONV1D.1];
+    let kept = [SHARED_EXPERT_GATE.1, ROUTER.1, CONV1D.1, SHORT_CONV.1];
     let is_f32 = shape.len() <= 1
         || name.ends_with("_norm.weight")
         || !name.ends_with(".weight")

@@ -13,21 +13,27 @@ use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, Windows};
-use lowbit_models::keys;
-use lowbit_models::layers::sections_cover;
-use lowbit_models::names::{A_LOG, ROUTER, SHARED_EXPERT_GATE};
+use lowbit_models::keys::{self, Role};
+use lowbit_models::layers::{LayerSpec, MixerSpec, ShortConvConfig, sections_cover};
+use lowbit_models::names::{A_LOG, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
 /// Keys of `config.json` and the keys below the architecture's name that they become, in the
 /// converter's order.
-const BEFORE_HEADS: &[(&str, &str)] = &[
-    ("max_position_embeddings", "context_length"),
-    ("hidden_size", "embedding_length"),
-    ("intermediate_size", "feed_forward_length"),
-];
+const BEFORE_HEADS: &[(&str, &str)] =
+    &[("max_position_embeddings", "context_length"), ("hidden_size", "embedding_length")];
+const MLP: &[(&str, &str)] = &[("intermediate_size", "feed_forward_length")];
 const EXPERTS_PER_TOKEN: &[(&str, &str)] = &[("num_experts_per_tok", "expert_used_count")];
 const EXPERTS: &[(&str, &str)] = &[("moe_intermediate_size", "expert_feed_forward_length")];
 const SHARED: &[(&str, &str)] = &[("shared_expert_intermediate_size", "expert_shared_feed_forward_length")];
+/// Of experts that are chosen by sigmoids.
+const SIGMOIDS: &[(&str, &str)] = &[
+    ("n_shared_experts", "expert_shared_count"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+    ("num_dense_layers", "leading_dense_block_count"),
+];
+/// llama.cpp's number for them.
+const SIGMOID: u32 = 2;
 const DELTA_NET: &[(&str, &str)] = &[
     ("linear_conv_kernel_dim", "ssm.conv_kernel"),
     ("linear_key_head_dim", "ssm.state_size"),
@@ -76,11 +82,12 @@ pub(super) fn metadata(
     let layers = computed.decoder().num_hidden_layers + predictors;
     builder.put_own("block_count", u32_value(config, "num_hidden_layers", layers)?)?;
     builder.sizes(BEFORE_HEADS)?;
+    match computed.mlp().filter(|_| config.computes("block_auto_adjust_ff_dim")) {
+        Some(mlp) => builder.put_own(MLP[0].1, u32_value(config, MLP[0].0, mlp.intermediate_size)?)?,
+        None => builder.sizes(MLP)?,
+    }
     builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", computed.heads()?)?)?;
-    builder.put_own(
-        "attention.head_count_kv",
-        u32_value(config, "num_key_value_heads", computed.key_heads()?)?,
-    )?;
+    builder.key_heads()?;
     builder.rope()?;
     if let Some(windows) = architecture.conversion.windows {
         builder.windows(windows)?;
@@ -103,8 +110,14 @@ pub(super) fn metadata(
     if architecture.gguf_name(SHARED_EXPERT_GATE.0).is_some() {
         builder.sizes(SHARED)?;
     }
+    if architecture.gguf_name(SELECTION_BIAS.0).is_some() {
+        builder.sigmoids()?;
+    }
     if architecture.gguf_name(A_LOG.0).is_some() {
         builder.delta_net(tensors.len(), predictors)?;
+    }
+    if computed.config.computes("conv_L_cache") {
+        builder.sizes(&[("vocab_size", "vocab_size")])?;
     }
     if architecture.conversion.like_llama {
         builder.sizes(&[("vocab_size", "vocab_size")])?;
@@ -283,6 +296,35 @@ impl Builder<'_> {
         })
     }
 
+    /// The keys of experts that are chosen by sigmoids.
+    fn sigmoids(&mut self) -> Result<(), QuantizeError> {
+        let config = self.config;
+        for key in SIGMOIDS.iter().filter(|(json, _)| config.computes(json)) {
+            self.sizes(&[*key])?;
+        }
+        self.put_own("expert_gating_func", Value::U32(SIGMOID))?;
+        let Some(router) = self.computed.experts().map(|moe| moe.router) else { return Ok(()) };
+        // Where llama.cpp does not read them, readers refuse all values but its own.
+        let reads = |key| matches!(keys::role(self.architecture.gguf_keys, key), Some(Role::Computed(_)));
+        let [scale, norm] = ["expert_weights_scale", "expert_weights_norm"];
+        let (scaled, divided) = (reads(scale), reads(norm));
+        if scaled || router.scale != 1.0 {
+            self.put_own(scale, Value::F32(router.scale))?;
+        }
+        if divided || !router.normalize {
+            self.put_own(norm, Value::Bool(router.normalize))?;
+        }
+        if router.n_group > 1 {
+            for (json, gguf, size) in [
+                ("n_group", "expert_group_count", router.n_group),
+                ("topk_group", "expert_group_used_count", router.topk_group),
+            ] {
+                self.put_own(gguf, u32_value(config, json, size)?)?;
+            }
+        }
+        Ok(())
+    }
+
     fn delta_net(&mut self, tensors: usize, predictors: usize) -> Result<(), QuantizeError> {
         self.sizes(DELTA_NET)?;
         let values = self.config.size("linear_value_head_dim", "")?
@@ -306,6 +348,22 @@ impl Builder<'_> {
         self.sizes(&[("full_attention_interval", "full_attention_interval")])?;
         let rotary = u32_value(self.config, "partial_rotary_factor", self.computed.rope()?.rotary_dim)?;
         self.put_own("rope.dimension_count", rotary)
+    }
+
+    /// Key heads: of each layer, where layers of convolutions have none.
+    fn key_heads(&mut self) -> Result<(), QuantizeError> {
+        let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
+        let heads = self.computed.key_heads()?;
+        let Some(ShortConvConfig { conv_L_cache, .. }) = self.computed.short_conv() else {
+            return self.put_own(key, u32_value(self.config, json, heads)?);
+        };
+        let heads = i32::try_from(heads)
+            .map_err(|_| self.config.refuse(json, &heads.to_string(), "GGUF has 32 bits for it"))?;
+        let layers = &self.computed.outline.spec().layers;
+        let attends = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
+        let listed = layers.iter().map(|layer| if attends(layer) { heads } else { 0 }).collect();
+        self.put_own(key, Value::Array(Array::I32(listed)))?;
+        self.put_own("shortconv.l_cache", u32_value(self.config, "conv_L_cache", conv_L_cache)?)
     }
 
     /// The sampling that the model's makers recommend.

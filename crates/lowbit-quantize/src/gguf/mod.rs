@@ -362,7 +362,7 @@ fn choose(
 /// Source: `tensor_allows_quantization`, llama.cpp `src/llama-quant.cpp`.
 fn is_quantised(name: &str, shape: &[usize]) -> bool {
     let dimensions = shape.iter().skip_while(|&&n| n == 1).count();
-    let kept = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d"];
+    let kept = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortconv.conv.weight"];
     dimensions >= 2 && name.ends_with("weight") && !kept.iter().any(|part| name.contains(part))
 }
 
@@ -371,7 +371,13 @@ fn facts<'a>(metadata: &Metadata, names: impl Iterator<Item = &'a str>) -> Resul
     let size = |key: &str| metadata.find::<usize>(&format!("{architecture}.{key}"));
     let layers = size("block_count")?.unwrap_or(0);
     let heads = size("attention.head_count")?.unwrap_or(0);
-    let key_heads = size("attention.head_count_kv")?.unwrap_or(heads);
+    // Where layers differ, llama.cpp's mixes look at the first.
+    let key = format!("{architecture}.attention.head_count_kv");
+    let key_heads = match metadata.find::<Vec<usize>>(&key) {
+        Ok(Some(listed)) => listed.first().copied().unwrap_or(0),
+        Ok(None) => heads,
+        Err(_) => metadata.get(&key)?,
+    };
     let (mut values, mut tied) = (0, true);
     for name in names {
         values += usize::from(Part::of(name) == Part::Value);

@@ -1,0 +1,158 @@
+//! GLM-4.5 and LFM2 between layouts: experts chosen by sigmoids with a bias, dense layers before
+//! them, short convolutions.
+
+use lowbit_files::{Checkpoint, Stored};
+use lowbit_formats::DType;
+use lowbit_kernels::Device;
+use lowbit_models::{Logits, Model, Target};
+use lowbit_quantize::{Mix, MlxFormat, Recipe, Summary};
+use serde_json::{Value, json};
+use std::ops::ControlFlow::Continue;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// A tiny checkpoint with another configuration, in a folder of its own.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> (TempDir, PathBuf) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("source");
+    std::fs::create_dir(&path).unwrap();
+    for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(file), path.join(file)).unwrap();
+    }
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
+    (folder, path)
+}
+
+fn to(source: &Path, output: &Path, recipe: &Recipe<'_>) -> Result<Summary, String> {
+    let made = recipe.run(&Checkpoint::open(source).unwrap(), output, |_| Continue(()));
+    made.map(|made| made.summary).map_err(|error| error.to_string())
+}
+
+fn gguf() -> Recipe<'static> {
+    Recipe::new(Mix::from_name("F32").unwrap())
+}
+
+/// MLX's layout without quantisation.
+fn plain() -> Recipe<'static> {
+    Recipe::new(MlxFormat::default()).with_rules(vec!["*=none".parse().unwrap()])
+}
+
+fn logits(path: &Path) -> Vec<f32> {
+    let target = Target::new(&Device::cpu(Some(1)).unwrap(), None).unwrap().with_exact(true);
+    let model = Model::load_for(&Checkpoint::open(path).unwrap(), target).unwrap();
+    let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 200).collect();
+    let logits = model.forward(&tokens, &mut model.cache(), Logits::All).unwrap().unwrap();
+    logits.as_slice::<f32>().unwrap().to_vec()
+}
+
+/// The largest difference, relative to the largest value.
+fn apart(one: &[f32], other: &[f32]) -> f32 {
+    let most = one.iter().fold(0f32, |most, value| most.max(value.abs()));
+    one.iter().zip(other).fold(0f32, |apart, (a, b)| apart.max((a - b).abs())) / most
+}
+
+#[track_caller]
+fn every_layout_computes_the_same(name: &str, change: impl FnOnce(&mut Value)) -> Vec<String> {
+    let (folder, source) = changed(name, change);
+    let made = |name: &str| folder.path().join(name);
+    let want = logits(&source);
+    let summary = to(&source, &made("a.gguf"), &gguf()).unwrap();
+    to(&source, &made("b"), &plain()).unwrap();
+    to(&made("a.gguf"), &made("c"), &plain()).unwrap();
+    to(&made("c"), &made("d.gguf"), &gguf()).unwrap();
+    for name in ["a.gguf", "b", "c", "d.gguf"] {
+        let apart = apart(&want, &logits(&made(name)));
+        assert!(apart <= 1e-5, "{name} is {apart} apart");
+    }
+    summary.warnings
+}
+
+#[test]
+fn glm_4_5() {
+    let warnings = every_layout_computes_the_same("glm4_moe", |_| ());
+    let left_out = |warning: &String| {
+        warning.contains("of the layers of multi-token prediction (model.layers.3.")
+            && warning.contains("left out")
+    };
+    assert!(warnings.iter().any(left_out), "{warnings:?}");
+    every_layout_computes_the_same("glm4_moe", |config| {
+        config["n_group"] = 1.into();
+        config["topk_group"] = 1.into();
+        config["norm_topk_prob"] = false.into();
+        config["routed_scaling_factor"] = 1.into();
+    });
+}
+
+#[test]
+fn lfm2() {
+    every_layout_computes_the_same("lfm2", |_| ());
+    every_layout_computes_the_same("lfm2", |config| {
+        config["full_attn_idxs"] = json!([1]);
+        config.as_object_mut().unwrap().remove("layer_types");
+    });
+    every_layout_computes_the_same("lfm2_moe", |_| ());
+}
+
+/// mlx-lm has GLM's routers in a class of their own, and LFM2's in a linear layer.
+#[test]
+fn routers_that_mlx_lm_does_not_quantise() {
+    let to_4_bits = Recipe::new(MlxFormat::new("affine", 4, 32));
+    let names_of = |name: &str| {
+        let (folder, source) = changed(name, |_| ());
+        let output = folder.path().join("made");
+        to(&source, &output, &to_4_bits).unwrap();
+        let made = Checkpoint::open(&output).unwrap();
+        let tensors = made.tensors();
+        let stored = |name: &str| tensors.get(name).map(|view| view.stored);
+        (
+            folder,
+            stored("model.layers.1.mlp.gate.scales"),
+            [
+                stored("model.layers.1.mlp.gate.weight"),
+                stored("model.layers.1.mlp.gate.e_score_correction_bias"),
+                stored("model.layers.1.feed_forward.gate.scales"),
+                stored("model.layers.1.feed_forward.expert_bias"),
+                stored("model.layers.1.feed_forward.switch_mlp.up_proj.scales"),
+                stored("model.layers.0.feed_forward.up_proj.scales"),
+                stored("model.layers.0.conv.conv.weight"),
+            ],
+        )
+    };
+    let plain = |dtype| Some(Stored::Plain(dtype));
+    let (_folder, scales, glm) = names_of("glm4_moe");
+    assert_eq!(scales, None);
+    assert_eq!(glm[..2], [plain(DType::BF16), plain(DType::F32)]);
+    let (_folder, _, lfm) = names_of("lfm2_moe");
+    let (bf16, f32) = (plain(DType::BF16), plain(DType::F32));
+    assert_eq!(lfm[2..], [bf16, f32, bf16, bf16, bf16]);
+    // A rule that names such a router names nothing.
+    let (folder, source) = changed("glm4_moe", |_| ());
+    let rule =
+        Recipe::new(MlxFormat::new("affine", 4, 32)).with_rules(vec!["layers.1.mlp.gate=6".parse().unwrap()]);
+    let error = to(&source, &folder.path().join("made"), &rule).unwrap_err();
+    assert!(error.contains("layers.1.mlp.gate"), "{error}");
+}
+
+#[test]
+fn layouts_that_cannot_say_it_refuse() {
+    // llama.cpp does not read the factor of this model.
+    let (folder, source) = changed("lfm2_moe", |config| config["routed_scaling_factor"] = 2.5.into());
+    let output = folder.path().join("made.gguf");
+    let error = to(&source, &output, &gguf()).unwrap_err();
+    assert!(error.contains("expert_weights_scale") && error.contains("2.5"), "{error}");
+    assert!(!output.exists());
+    to(&source, &folder.path().join("made"), &plain()).unwrap();
+    // mlx-lm computes these otherwise.
+    for (key, value, what) in [
+        ("num_experts_per_tok", json!(1), "the weight of a single expert"),
+        ("num_experts_per_tok", json!(3), "experts of other groups"),
+    ] {
+        let (folder, source) = changed("glm4_moe", |config| config[key] = value);
+        let summary = to(&source, &folder.path().join("made"), &plain()).unwrap();
+        assert!(summary.warnings.iter().any(|warning| warning.contains(what)), "{:?}", summary.warnings);
+    }
+}
