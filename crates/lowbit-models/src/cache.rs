@@ -1,6 +1,6 @@
-use crate::layers::DeltaNetConfig;
+use crate::layers::{DeltaNetConfig, PoolRows};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{self, RmsNormRope};
+use lowbit_kernels::ops::{self, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The state of one sequence in each layer. A clone is a fork: both share memory until one of them
@@ -29,7 +29,8 @@ pub struct KvCache {
 }
 
 /// A gated delta net's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the
-/// recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1.
+/// recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1. A
+/// short convolution has the first alone, and the second without values.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DeltaCache {
@@ -68,6 +69,8 @@ pub struct CacheSize {
     pub attention_layers: usize,
     /// Keys and values are allocated for multiples of this many tokens.
     pub granule: usize,
+    /// Elements of a token's keys, or values, in the layer that has most.
+    pub widest: usize,
 }
 
 impl CacheSize {
@@ -85,6 +88,8 @@ impl CacheSize {
                 LayerCache::Attention(KvCache { keys, values }) => {
                     let row = |tensor: &Tensor| tensor.dim(0) * tensor.dim(2) * tensor.dtype().size();
                     size.per_token += row(keys) + row(values);
+                    let elements = |x: &Tensor| x.dim(0) * x.dim(2);
+                    size.widest = size.widest.max(elements(keys)).max(elements(values));
                     size.attention_layers += 1;
                 }
                 LayerCache::DeltaNet(DeltaCache { conv, state }) => {
@@ -107,12 +112,13 @@ impl Cache {
         self.tensors().map(Tensor::size_bytes).sum()
     }
 
-    /// All layers' tensors.
+    /// All layers' tensors that have values.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.layers.iter().flat_map(|layer| match layer {
+        let all = self.layers.iter().flat_map(|layer| match layer {
             LayerCache::Attention(cache) => [&cache.keys, &cache.values],
             LayerCache::DeltaNet(cache) => [&cache.conv, &cache.state],
-        })
+        });
+        all.filter(|tensor| !tensor.is_empty())
     }
 
     /// Forgets all tokens and keeps the memory. Keys and values are not cleared: attention only
@@ -121,8 +127,11 @@ impl Cache {
         self.position = 0;
         for layer in &mut self.layers {
             if let LayerCache::DeltaNet(cache) = layer {
-                cache.conv.clear()?;
-                cache.state.clear()?;
+                let filled =
+                    [&mut cache.conv, &mut cache.state].into_iter().filter(|tensor| !tensor.is_empty());
+                for tensor in filled {
+                    tensor.clear()?;
+                }
             }
         }
         Ok(())
@@ -232,6 +241,47 @@ impl Cache {
     }
 }
 
+impl LayerCache {
+    /// The tensors that have values, and that a sequence reads and writes whole, one row for each
+    /// sequence.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
+        match self {
+            Self::Attention(_) => None,
+            Self::DeltaNet(DeltaCache { conv, state }) => Some([conv, state]),
+        }
+        .into_iter()
+        .flatten()
+        .filter(|tensor| !tensor.is_empty())
+    }
+
+    /// As [`Self::states`].
+    pub(crate) fn states_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        match self {
+            Self::Attention(_) => None,
+            Self::DeltaNet(DeltaCache { conv, state }) => Some([conv, state]),
+        }
+        .into_iter()
+        .flatten()
+        .filter(|tensor| !tensor.is_empty())
+    }
+
+    /// The same layer's part of a pool: keys and values `[pages, Hkv, 64, head_dim]`, states
+    /// `[slots, ..]`, all zero.
+    pub(crate) fn in_pool(&self, pages: usize, slots: usize, device: &Device) -> Result<Self, KernelError> {
+        let zeros = |like: &Tensor, shape: &[usize]| Tensor::allocate_zeros(shape, like.dtype(), device);
+        Ok(match self {
+            Self::Attention(KvCache { keys, values }) => {
+                let paged = |x: &Tensor| zeros(x, &[pages, x.dim(0), ops::PAGE_TOKENS, x.dim(2)]);
+                Self::Attention(KvCache { keys: paged(keys)?, values: paged(values)? })
+            }
+            Self::DeltaNet(DeltaCache { conv, state }) => {
+                let slots = |x: &Tensor| zeros(x, &[&[slots], &x.shape()[1..]].concat());
+                Self::DeltaNet(DeltaCache { conv: slots(conv)?, state: slots(state)? })
+            }
+        })
+    }
+}
+
 impl KvCache {
     pub(crate) fn new(
         kv_heads: usize,
@@ -255,6 +305,22 @@ impl KvCache {
         let caches = [&mut self.keys, &mut self.values];
         let q = ops::rms_norm_rope_append(caches, qkv, positions, [queries, keys])?;
         Ok((q, [&self.keys, &self.values]))
+    }
+
+    /// As [`Self::append`] into the pages of a pool. Returns `q`, normed and rotated.
+    pub(crate) fn append_paged(
+        &mut self,
+        qkv: [&Tensor; 3],
+        rows: &PoolRows,
+        [queries, keys]: [&RmsNormRope<'_>; 2],
+    ) -> Result<Tensor, KernelError> {
+        let pages = PagesMut { keys: &mut self.keys, values: &mut self.values, table: &rows.table };
+        ops::rms_norm_rope_append_paged(pages, qkv, &rows.positions, [queries, keys])
+    }
+
+    /// A pool's pages, by the table of these rows.
+    pub(crate) fn pages<'a>(&'a self, rows: &'a PoolRows) -> Pages<'a> {
+        Pages { keys: &self.keys, values: &self.values, table: &rows.table }
     }
 
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
@@ -290,6 +356,14 @@ impl DeltaCache {
         Ok(Self {
             conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
             state: Tensor::allocate_zeros(&state, DType::F32, device)?,
+        })
+    }
+
+    /// A short convolution's, `[S, C, W - 1]`.
+    pub(crate) fn of_convolution(conv: [usize; 3], device: &Device) -> Result<Self, KernelError> {
+        Ok(Self {
+            conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
+            state: Tensor::allocate_zeros(&[conv[0], 0, 0, 0], DType::F32, device)?,
         })
     }
 }

@@ -1,8 +1,9 @@
 //! Compiles kernels before they are launched. The model is loaded and run once on a device that
 //! only lists them ([`DryRun`](lowbit_kernels::gpu::DryRun)), so the list is the ops' own choice.
 
-use crate::{GenerationOptions, Model, ModelError, Session, Target};
+use crate::{BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, ModelError, Session, Target};
 use lowbit_files::{Checkpoint, Pooling};
+use lowbit_kernels::ops::{self, DecodeState, PAGE_TOKENS, SampleParams};
 use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
@@ -11,9 +12,9 @@ impl Model {
     /// on the loaded model and that are not in the device's cache on the disk: several at a time,
     /// where launching them would compile one after the other. `work` is called with a model that
     /// computes nothing and takes no memory; all data read from its device is zeros.
-    /// [`dry_generation`] and [`dry_perplexity`](crate::dry_perplexity) are such work. `progress`
-    /// is called with the number of compiled kernels and of all kernels to compile, if there are
-    /// any. On a CPU this is [`Self::load_for`].
+    /// [`dry_generation`], [`dry_batches`] and [`dry_perplexity`](crate::dry_perplexity) are such
+    /// work. `progress` is called with the number of compiled kernels and of all kernels to
+    /// compile, if there are any. On a CPU this is [`Self::load_for`].
     ///
     /// # Errors
     /// As [`Self::load_for`]; those of `work`;
@@ -60,6 +61,58 @@ pub fn dry_chat(model: &Model, options: &GenerationOptions) -> Result<(), ModelE
     dry_generation(model, &[12, 24, 48, 96, 192, 384], options)
 }
 
+/// For [`Model::load_compiled`]: prompts of several lengths in a [`CachePool`], and steps of each
+/// number of rows up to `rows` that is captured, as an engine runs them.
+///
+/// # Errors
+/// As [`BatchSteps::step`].
+pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> Result<(), ModelError> {
+    /// Tokens of the prompts.
+    const PROMPTS: [usize; 7] = [12, 24, 48, 64, 128, 192, 384];
+    if model.config().headless {
+        return Ok(());
+    }
+    let limit = model.config().max_position_embeddings;
+    // All tokens drawn are 0, which a grammar may forbid.
+    let options = &GenerationOptions { grammar: None, ..options.clone() };
+    let greedy = options.clone().with_sampling(SampleParams::default());
+    let mut steps = BatchSteps::new(model, rows, limit, options.repetition_context.min(limit))?;
+    let mut pool = CachePool::new(model, 16 + steps.capacity(), steps.capacity())?;
+    for tokens in PROMPTS.into_iter().filter(|&tokens| tokens <= limit) {
+        let Some(mut cache) = pool.cache()? else { continue };
+        pool.make_room(&mut cache, tokens);
+        if let Some(logits) = model.forward_in(&mut pool, &mut cache, &vec![0; tokens], Logits::Last)? {
+            let mut state = DecodeState::new(&[0], options.repetition_context.min(limit), model.device())?;
+            ops::sample_next(&logits, &mut state, &options.sampling)?;
+        }
+        let mark = pool.mark(&cache)?;
+        pool.go_back(&mut cache, tokens - tokens % PAGE_TOKENS, Some(&mark))?;
+    }
+    let mut caches = vec![];
+    while let Some(mut cache) = pool.cache()? {
+        pool.make_room(&mut cache, 1);
+        caches.push(cache);
+    }
+    for count in BatchSteps::buckets(steps.capacity()) {
+        for options in [options, &greedy] {
+            let row = |(id, cache)| BatchRow {
+                id: id as u64,
+                cache,
+                text: &[0],
+                sampled: 0,
+                options,
+                rules: None,
+                draws: true,
+                keeps_logits: false,
+            };
+            let mut rows: Vec<_> = caches.iter_mut().take(count).enumerate().map(row).collect();
+            steps.step(model, &mut pool, &mut rows)?;
+            caches.iter_mut().take(count).try_for_each(|cache| pool.go_back(cache, 0, None))?;
+        }
+    }
+    Ok(())
+}
+
 /// For [`Model::load_compiled`]: texts of several lengths, alone and together, as [`Model::pooled`]
 /// runs them.
 ///
@@ -92,8 +145,9 @@ pub fn dry_generation(
     }
     let limit = model.config().max_position_embeddings;
     let mut session = Session::new(model);
-    // All tokens drawn are 0, which may be a stop id.
-    let options = options.clone().with_max_tokens(options.max_tokens.min(REPLY)).with_stop_ids(vec![]);
+    // All tokens drawn are 0, which may be a stop id, and which a grammar may forbid.
+    let mut options = options.clone().with_max_tokens(options.max_tokens.min(REPLY)).with_stop_ids(vec![]);
+    options.grammar = None;
     for &tokens in prompts {
         if tokens == 0 || session.tokens().len().saturating_add(tokens).saturating_add(REPLY) > limit {
             continue;

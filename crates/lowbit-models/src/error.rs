@@ -39,6 +39,9 @@ pub enum ModelError {
     Token { index: usize, id: u32, vocab_size: usize },
     #[error("after {tokens} tokens: {error}")]
     Draw { tokens: usize, error: KernelError },
+    /// A text cannot go on in the form that it must have.
+    #[error("the grammar: {0}")]
+    Grammar(String),
     #[error(
         "after {position} tokens: the logit of token {token} is {got}, but every one is to be finite, or -inf beside finite ones"
     )]
@@ -60,6 +63,8 @@ pub enum ModelError {
     Divergence { position: usize, token: usize, probability: f64 },
     #[error("there are no tokens to start from")]
     NoTokens,
+    #[error("the pool has no page or no slot left for the sequence: room is made before its tokens run")]
+    PoolIsFull,
     #[error(
         "the {architecture} model has no output layer (lm_head), so that it writes no text: its states make embeddings, see lowbit embed", architecture = shown(.architecture)
     )]

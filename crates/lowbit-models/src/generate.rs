@@ -1,10 +1,13 @@
+mod rules;
 mod steps;
 
-use crate::{Cache, Logits, Mark, Model, ModelError};
+use crate::{Cache, Grammar, Logits, Mark, Model, ModelError};
 use lowbit_files::GenerationConfig;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_kernels::{Device, Tensor};
+pub use rules::LogitRules;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 pub use steps::Steps;
 
 /// Prompt tokens per forward pass.
@@ -60,6 +63,8 @@ pub struct GenerationOptions {
     /// Added to the logits of these ids before any penalty, see
     /// [`logit_bias`](lowbit_kernels::ops::logit_bias()).
     pub logit_bias: Vec<(u32, f32)>,
+    /// The form that the text must have. It ends with [`Finish::Stop`] where it is complete.
+    pub grammar: Option<Arc<dyn Grammar>>,
 }
 
 impl Default for GenerationOptions {
@@ -71,6 +76,7 @@ impl Default for GenerationOptions {
             stop_ids: vec![],
             repetition_context: 64,
             logit_bias: vec![],
+            grammar: None,
         }
     }
 }
@@ -122,6 +128,13 @@ impl GenerationOptions {
     pub fn with_logit_bias(self, logit_bias: Vec<(u32, f32)>) -> Self {
         Self { logit_bias, ..self }
     }
+
+    /// With this form, which the text must have: only tokens that it allows are sampled. The ids
+    /// that end the text must be those that the grammar knows as such.
+    #[must_use]
+    pub fn with_grammar(self, grammar: Arc<dyn Grammar>) -> Self {
+        Self { grammar: Some(grammar), ..self }
+    }
 }
 
 /// The result of a generation.
@@ -137,7 +150,7 @@ pub struct Generation {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model sampled a stop id.
+    /// The model sampled a stop id, or the text is complete in its grammar.
     Stop,
     /// `max_tokens` were sampled, or the context is full.
     Length,
@@ -271,11 +284,12 @@ impl<'m> Session<'m> {
 
     /// Generates tokens from `logits` (the last [`Self::prefill`]'s) and calls `each` with every
     /// one. All sampled tokens become part of the text, stop ids too. A GPU already samples the
-    /// next token while `each` runs.
+    /// next token while `each` runs, unless a grammar says first what it may be.
     ///
     /// # Errors
     /// Those of [`Model::forward`]; [`ModelError::Draw`] with those of sampling, for instance for
-    /// logits that are NaN or infinite (-inf beside finite logits is allowed, and never sampled).
+    /// logits that are NaN or infinite (-inf beside finite logits is allowed, and never sampled);
+    /// [`ModelError::Grammar`].
     pub fn generate(
         &mut self,
         logits: Tensor,
@@ -290,7 +304,12 @@ impl<'m> Session<'m> {
         let text = (&self.tokens[..], &self.cache);
         let mut steps = Steps::new(self.steps.take(), self.model, text, options)?;
         let limit = self.context();
-        let after = |tokens: usize| move |error| ModelError::Draw { tokens, error };
+        let after = |tokens: usize| {
+            move |error: ModelError| match error {
+                ModelError::Kernel(error) => ModelError::Draw { tokens, error },
+                error => error,
+            }
+        };
         steps.sample(&logits).map_err(after(self.tokens.len()))?;
         let finish = loop {
             let drawn = steps.drawn()?;
@@ -302,14 +321,18 @@ impl<'m> Session<'m> {
                 // It runs the token that is still being sampled.
                 steps.next(self.model, &mut self.cache).map_err(after(self.tokens.len() + 1))?;
             }
-            let id = drawn.wait().map_err(after(self.tokens.len()))?;
+            let id = drawn.wait().map_err(|error| after(self.tokens.len())(error.into()))?;
             self.tokens.push(id);
             if options.stop_ids.contains(&id) {
                 break Finish::Stop;
             }
             tokens.push(id);
+            let is_complete = steps.accept(id)?;
             if each(id).is_break() {
                 break Finish::Interrupted;
+            }
+            if is_complete {
+                break Finish::Stop;
             }
             if !goes_on {
                 break Finish::Length;

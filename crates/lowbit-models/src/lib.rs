@@ -10,6 +10,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod arch;
+mod batch;
 mod blocks;
 mod cache;
 mod compile;
@@ -17,6 +18,7 @@ mod config;
 mod distill;
 mod error;
 mod generate;
+mod grammar;
 pub mod keys;
 pub mod layers;
 mod logprobs;
@@ -24,6 +26,7 @@ mod model;
 pub mod names;
 mod outline;
 mod perplexity;
+mod pool;
 mod pooled;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
 #[path = "../tests/support/mod.rs"]
@@ -33,12 +36,14 @@ mod target;
 mod warnings;
 mod weights;
 
+pub use batch::{BatchDrawn, BatchRow, BatchSteps};
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
-pub use compile::{dry_chat, dry_generation, dry_pooled};
+pub use compile::{dry_batches, dry_chat, dry_generation, dry_pooled};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
-pub use generate::{Finish, Generation, GenerationOptions, Session, Steps};
+pub use generate::{Finish, Generation, GenerationOptions, LogitRules, Session, Steps};
+pub use grammar::{Constraint, Grammar};
 pub use logprobs::{Logprob, TokenLogprobs};
 pub use model::{Logits, Model, Sequence};
 pub use outline::{Difference, Outline};
@@ -46,6 +51,7 @@ pub use perplexity::{
     ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers,
     dry_perplexity, perplexity,
 };
+pub use pool::{CachePool, PoolCache, PoolMark};
 pub use pooled::Pooled;
 pub use target::Target;
 pub use warnings::warnings;

@@ -151,10 +151,20 @@ impl Model {
         let sequences = batch.iter().map(|sequence| (sequence.cache.position(), sequence.tokens.len()));
         let step = Step::new(sequences, self.device())?;
         let hidden = self.hidden(batch, &step)?;
+        self.logits_of(&hidden, &step, logits)
+    }
+
+    /// The logits of these states.
+    pub(crate) fn logits_of(
+        &self,
+        hidden: &Residual,
+        step: &Step,
+        logits: Logits,
+    ) -> Result<Option<Tensor>, ModelError> {
         Ok(match logits {
             Logits::None => None,
-            Logits::Last => Some(self.decoder.logits(&hidden.last(&step)?)?.into_tensor()),
-            Logits::All => Some(self.decoder.logits(&hidden)?.into_tensor()),
+            Logits::Last => Some(self.decoder.logits(&hidden.last(step)?)?.into_tensor()),
+            Logits::All => Some(self.decoder.logits(hidden)?.into_tensor()),
         })
     }
 

@@ -9,6 +9,7 @@ use crate::{Model, ModelError};
 use lowbit_files::Pooling;
 use lowbit_formats::DType;
 use lowbit_kernels::Tensor;
+use std::ops::ControlFlow::{self, Continue};
 
 /// A text whose states are pooled.
 #[derive(Clone, Copy, Debug)]
@@ -73,16 +74,38 @@ impl Model {
     /// [`ModelError::InSequence`] with the error of [`Self::forward`] for a text, or
     /// [`ModelError::Pooled`] for states that are NaN or infinite.
     pub fn pooled(&self, texts: &[Pooled<'_>], pooling: Pooling) -> Result<Vec<Vec<f32>>, ModelError> {
+        // Nothing breaks it off.
+        Ok(self.pooled_in_passes(texts, pooling, || Continue(()))?.unwrap_or_default())
+    }
+
+    /// As [`Self::pooled`]. `between` is called between two passes, where others may use the
+    /// device; if it returns `Break`, the result is `None`. A pass has at most 512 tokens on a CPU,
+    /// and 4096 on a GPU.
+    ///
+    /// # Errors
+    /// Those of [`Self::pooled`].
+    pub fn pooled_in_passes(
+        &self,
+        texts: &[Pooled<'_>],
+        pooling: Pooling,
+        mut between: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<f32>>>, ModelError> {
         if texts.is_empty() {
-            return Ok(vec![]);
+            return Ok(Some(vec![]));
         }
         self.check_batch(texts.iter().map(|text| (text.tokens, 0)))?;
         let most = chunk(self.device());
         let mut all = Vec::with_capacity(texts.len());
         while let Some(text) = texts.get(all.len()) {
             let first = all.len();
+            if first > 0 && between().is_break() {
+                return Ok(None);
+            }
             let pools = match text.tokens.len() > most {
-                true => vec![self.pool_in_parts(text, pooling, most)?],
+                true => match self.pool_in_parts(text, pooling, most, &mut between)? {
+                    Some(pool) => vec![pool],
+                    None => return Ok(None),
+                },
                 false => {
                     self.pool_together(&texts[first..first + together(&texts[first..], most)], pooling)?
                 }
@@ -93,7 +116,7 @@ impl Model {
                 all.push(pool.finish().map_err(in_text)?);
             }
         }
-        Ok(all)
+        Ok(Some(all))
     }
 
     /// Texts in one pass.
@@ -133,12 +156,22 @@ impl Model {
         self.states(texts, pooling).map(|_| ())
     }
 
-    /// A text in parts of so many tokens, each with the keys and values of those before it.
-    fn pool_in_parts(&self, text: &Pooled<'_>, pooling: Pooling, most: usize) -> Result<Pool, ModelError> {
+    /// A text in parts of `most` tokens, each with the keys and values of those before it; `None`
+    /// if `between` two of them breaks it off.
+    fn pool_in_parts(
+        &self,
+        text: &Pooled<'_>,
+        pooling: Pooling,
+        most: usize,
+        between: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Pool>, ModelError> {
         let (mut cache, mut pool) = (self.cache(), Pool::new(pooling, text, self.config().hidden_size));
         self.reserve(&mut cache, text.tokens.len())?;
         for part in text.tokens.chunks(most) {
             let before = cache.position();
+            if before > 0 && between().is_break() {
+                return Ok(None);
+            }
             let step = Step::new([(before, part.len())], self.device())?;
             let ids = Tensor::new(part, &[part.len()], self.device())?;
             let hidden = self.decoder().run(&ids, &step, &mut [&mut cache])?;
@@ -149,7 +182,7 @@ impl Model {
                 self.pooled_rows(&hidden, &step, pooling)?.to_device(self.host())?.cast(DType::F32)?;
             pool.take(states.as_slice::<f32>()?);
         }
-        Ok(pool)
+        Ok(Some(pool))
     }
 }
 
@@ -200,7 +233,8 @@ mod tests {
                 let together = model.pooled(&texts, pooling).unwrap();
                 for (text, together) in texts.iter().zip(&together) {
                     let alone = model.pooled(&[*text], pooling).unwrap();
-                    let parts = model.pool_in_parts(text, pooling, 64).unwrap().finish().unwrap();
+                    let parts = model.pool_in_parts(text, pooling, 64, &mut || Continue(())).unwrap();
+                    let parts = parts.unwrap().finish().unwrap();
                     assert_near(&alone[0], together);
                     assert_near(&parts, together);
                 }

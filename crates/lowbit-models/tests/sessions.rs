@@ -2,6 +2,8 @@
 //! what a session keeps from reply to reply changes nothing about them.
 
 mod support;
+#[path = "support/thirds.rs"]
+mod thirds;
 
 use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
@@ -9,7 +11,9 @@ use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{Finish, Generation, GenerationOptions, Logits, Model, ModelError, Session, Target};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
+use std::sync::Arc;
 use support::{PROMPT, load, load_with_cache, root};
+use thirds::Thirds;
 
 /// The demo model on the CPU, also with its cache in f16, and on a GPU. On software that stands for
 /// one, a small model of the same architecture, there and on the CPU.
@@ -359,4 +363,52 @@ fn a_bias_decides_what_is_written() {
         let message = session.generate(logits, &beyond, |_| Continue(())).unwrap_err().to_string();
         assert!(message.contains(&format!("{vocabulary} rows")), "{message}");
     }
+}
+
+/// Replies in turn with a grammar and without one: none is held to another's.
+#[test]
+fn a_grammar_decides_what_is_written() {
+    for model in models() {
+        let vocab_size = model.config().vocab_size;
+        let mut session = Session::new(&model);
+        for (turn, sampling) in samplings().into_iter().enumerate() {
+            let prompt = ids(&model, PROMPTS[turn % PROMPTS.len()]);
+            let free = options(sampling, 9);
+            let held = free.clone().with_grammar(Arc::new(Thirds { vocab_size, length: 6 }));
+            let what = format!("{} turn {turn}", model.device());
+            let before = [session.tokens(), &prompt].concat();
+            let got = reply(&mut session, &prompt, &held);
+            assert_eq!((got.tokens.len(), got.finish), (6, Finish::Stop), "{what}");
+            assert!(Thirds::fit(&got.tokens), "{what}: {:?}", got.tokens);
+            assert_eq!(got.tokens, fresh(&model, &before, &held), "{what}");
+            assert_eq!(got.tokens[0], first_of(&model, &before, &held), "{what}");
+            let cut = reply(&mut session, &prompt, &held.clone().with_max_tokens(4));
+            assert_eq!((cut.tokens.len(), cut.finish), (4, Finish::Length), "{what}");
+            goes_on(&model, &mut session, &prompt, &free);
+            assert_eq!(reply(&mut session, &prompt, &free).tokens.len(), 9, "{what}");
+        }
+    }
+}
+
+/// The first token of a greedy reply in [`Thirds`], by a bias against all that it forbids; any
+/// other reply's own.
+fn first_of(model: &Model, text: &[u32], held: &GenerationOptions) -> u32 {
+    if held.sampling != SampleParams::default() {
+        return fresh(model, text, held)[0];
+    }
+    let forbidden = (0..model.config().vocab_size as u32).filter(|id| id % 3 != 0);
+    let biases = forbidden.map(|id| (id, f32::NEG_INFINITY)).collect();
+    fresh(model, text, &options(held.sampling, 1).with_logit_bias(biases))[0]
+}
+
+#[test]
+fn a_grammar_that_fails_ends_the_reply() {
+    let model = &models()[0];
+    let mut session = Session::new(model);
+    let logits = session.prefill(&ids(model, PROMPTS[0]), |_| Continue(())).unwrap().unwrap();
+    // It forbids what it must take next.
+    let broken = Thirds { vocab_size: 0, length: 6 };
+    let held = options(SampleParams::default(), 6).with_grammar(Arc::new(broken));
+    let error = session.generate(logits, &held, |_| Continue(())).unwrap_err();
+    assert_eq!(error.to_string(), "the grammar: no token is left");
 }

@@ -3,7 +3,7 @@ use crate::cache::{KvCache, LayerCache};
 use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, SINKS, V_PROJ};
 use crate::outline::FREQUENCIES;
 use crate::tape::ops::{self, AddRmsNorm, Input};
-use crate::tape::{Heads, Inventory, Named, Var, attention, shapes};
+use crate::tape::{Heads, Inventory, Named, Var, attention, attention_in_pool, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{AttentionParams, Gate, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
@@ -89,8 +89,7 @@ impl AttentionConfig {
         rope: impl FnOnce(usize) -> Result<RopeParams, ModelError>,
     ) -> Result<Self, ModelError> {
         let heads = config.size("num_attention_heads", "attention.head_count")?;
-        let kv_heads =
-            config.optional_size("num_key_value_heads", "attention.head_count_kv")?.unwrap_or(heads);
+        let kv_heads = config.key_heads()?.unwrap_or(heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             let want = format!("the {heads} query heads are no multiple of it");
             return Err(config.refuse("num_key_value_heads", &kv_heads.to_string(), &want));
@@ -249,16 +248,22 @@ impl Attention {
         let params = AttentionParams { scale, sliding_window, exact: self.exact };
         let sinks = self.sinks.as_ref().map(|sinks| &sinks.value);
         let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, sinks, params };
-        let y = step.each([&q_gate, &k, &v], caches, |qkv, span, cache| match cache {
-            LayerCache::Attention(cache) => match &self.query_scales {
-                None => attention(cache, qkv, &span.positions, &heads),
-                Some(scales) => {
-                    let [q, k, v] = qkv;
-                    attention(cache, [&scaled(q, scales, &span.positions)?, k, v], &span.positions, &heads)
+        let q = |q: &Var, positions: &Tensor| match &self.query_scales {
+            None => Ok(q.clone()),
+            Some(scales) => scaled(q, scales, positions),
+        };
+        let y = match (&step.pool, &mut *caches) {
+            (Some(rows), [LayerCache::Attention(cache)]) => {
+                attention_in_pool(cache, [&q(&q_gate, &rows.positions)?, &k, &v], rows, &heads)?
+            }
+            (Some(_), _) => return Err(wrong_cache()),
+            (None, _) => step.each([&q_gate, &k, &v], caches, |[q_gate, k, v], span, cache| match cache {
+                LayerCache::Attention(cache) => {
+                    attention(cache, [&q(q_gate, &span.positions)?, k, v], &span.positions, &heads)
                 }
-            },
-            LayerCache::DeltaNet(_) => Err(wrong_cache()),
-        })?;
+                LayerCache::DeltaNet(_) => Err(wrong_cache()),
+            })?,
+        };
         let y = shapes::reshape(&y, &[tokens, y.dim(1) * head_dim])?;
         let y = if self.config.gated {
             self.o_proj.forward(Input::Glu { x: &y, gate: &q_gate, by: Gate::Sigmoid })?

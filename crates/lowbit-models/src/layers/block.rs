@@ -1,8 +1,8 @@
 use super::{
     Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, MixerSpec, Mlp, RmsNorm,
-    SparseMoe,
+    ShortConv, SparseMoe,
 };
-use crate::cache::LayerCache;
+use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;
 use crate::tape::ops::{AddRmsNorm, mul};
 use crate::tape::{Inventory, Tape, Var, shapes};
@@ -35,6 +35,7 @@ struct BlockNorms {
 enum Mixer {
     Attention(Box<Attention>),
     DeltaNet(Box<GatedDeltaNet>),
+    ShortConv(Box<ShortConv>),
 }
 
 /// The part of a block that works on each token alone.
@@ -64,6 +65,7 @@ impl Block {
         let mixer = match &spec.mixer {
             MixerSpec::Attention(attention) => Mixer::Attention(Attention::load(weights, attention)?.into()),
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
+            MixerSpec::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(weights, conv)?.into()),
         };
         let hidden = config.hidden_size;
         let feedforward = match &spec.feedforward {
@@ -91,6 +93,7 @@ impl Block {
         match &self.mixer {
             Mixer::Attention(attention) => attention.cache(dtype, device).map(LayerCache::Attention),
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
+            Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
         }
     }
 
@@ -101,6 +104,7 @@ impl Block {
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.list(all),
             Mixer::DeltaNet(mixer) => mixer.list(all),
+            Mixer::ShortConv(mixer) => mixer.list(all),
         }
         after_mixer.iter().for_each(|norm| norm.list(all));
         feedforward.list(all);
@@ -116,6 +120,7 @@ impl Block {
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.outline(outline),
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
+            Mixer::ShortConv(mixer) => mixer.outline(outline),
         }
         match &self.feedforward {
             Feedforward::Dense(mlp) => {
@@ -142,6 +147,7 @@ impl Block {
         let (stream, update) = match &self.mixer {
             Mixer::Attention(mixer) => mixer.forward(normed, step, caches)?,
             Mixer::DeltaNet(mixer) => mixer.forward(normed, step, caches)?,
+            Mixer::ShortConv(mixer) => mixer.forward(normed, step, caches)?,
         };
         let x = Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? };
         let normed = x.normed(&self.norms.feedforward);
@@ -216,6 +222,23 @@ pub struct Step {
     /// nobody wants what they leave behind: a recurrence then takes all of them at once, and leaves
     /// their caches as they are.
     pub(crate) whole: Option<Tensor>,
+    /// The sequences' places in a pool, if their caches are there: each layer then has one cache,
+    /// the pool's.
+    pub(crate) pool: Option<PoolRows>,
+}
+
+/// The places of sequences in a [`CachePool`](crate::CachePool), each of which has as many rows of
+/// the pass as the others. In tensors, as in [`Span`].
+#[derive(Clone, Debug)]
+pub(crate) struct PoolRows {
+    /// u32 `[T]`.
+    pub positions: Tensor,
+    /// u32 `[S, N]`: the sequences' pages.
+    pub table: Tensor,
+    /// u32 `[S]`: the sequences' states.
+    pub slots: Tensor,
+    /// u32 `[S + 1]`.
+    pub cu_seqlens: Tensor,
 }
 
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
@@ -246,7 +269,7 @@ impl Step {
                 cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
             })
         });
-        Ok(Self { spans: spans.collect::<Result<_, KernelError>>()?, tape: None, whole: None })
+        Ok(Self { spans: spans.collect::<Result<_, KernelError>>()?, tape: None, whole: None, pool: None })
     }
 
     /// Whole sequences of these lengths, whose caches are not read afterwards.
@@ -266,7 +289,49 @@ impl Step {
 
     /// One token of one sequence, whose place the tensors of a [`Span`] say.
     pub(crate) fn one(positions: Tensor, cu_seqlens: Tensor) -> Self {
-        Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None }
+        Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None, pool: None }
+    }
+
+    /// Tokens of one sequence in a pool, which comes to have `pages`, after `start` others.
+    pub(crate) fn in_pool(
+        (start, tokens): (usize, usize),
+        pages: &[u32],
+        slot: u32,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let one = Self::new([(start, tokens)], device)?;
+        let Span { positions, cu_seqlens, .. } = one.spans[0].clone();
+        let table = Tensor::new(pages, &[1, pages.len()], device)?;
+        let slots = Tensor::new(&[slot], &[1], device)?;
+        Ok(Self { pool: Some(PoolRows { positions, table, slots, cu_seqlens }), ..one })
+    }
+
+    /// One token of each of many sequences in a pool.
+    pub(crate) fn rows(pool: PoolRows) -> Self {
+        Self { spans: vec![], tape: None, whole: None, pool: Some(pool) }
+    }
+
+    /// The results of `mix` for the rows of `xs`, from the sequences' offsets, their slots if the
+    /// states are a pool's, and their states: all at once where these lie together. `new` makes the
+    /// states of so many sequences that begin.
+    pub(crate) fn with_states<const N: usize>(
+        &self,
+        xs: [&Var; N],
+        caches: &mut [&mut LayerCache],
+        new: impl FnOnce(usize) -> Result<DeltaCache, KernelError>,
+        mut mix: impl FnMut([&Var; N], (&Tensor, Option<&Tensor>), &mut DeltaCache) -> Result<Var, KernelError>,
+    ) -> Result<Var, KernelError> {
+        match (&self.whole, &self.pool, &mut *caches) {
+            (Some(cu_seqlens), ..) => mix(xs, (cu_seqlens, None), &mut new(self.spans.len())?),
+            (None, Some(rows), [LayerCache::DeltaNet(states)]) => {
+                mix(xs, (&rows.cu_seqlens, Some(&rows.slots)), states)
+            }
+            (None, Some(_), _) => Err(wrong_cache()),
+            (None, None, _) => self.each(xs, caches, |xs, span, cache| match cache {
+                LayerCache::DeltaNet(states) => mix(xs, (&span.cu_seqlens, None), states),
+                LayerCache::Attention(_) => Err(wrong_cache()),
+            }),
+        }
     }
 
     /// The results of `mix` for each sequence's rows of `xs` with its cache, rows joined again.

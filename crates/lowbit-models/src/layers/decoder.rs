@@ -2,7 +2,7 @@ use super::block::{constant_row, scaled};
 use super::tied::{head_prefix, is_headless, is_tied};
 use super::{Block, DecoderSpec, Embedding, Linear, Multipliers, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
-use crate::names::{LM_HEAD, NORM};
+use crate::names::LM_HEAD;
 use crate::tape::ops::add;
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch};
@@ -65,7 +65,8 @@ impl DecoderConfig {
 }
 
 fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
-    let (json, gguf) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+    let json = if config.computes("norm_eps") { "norm_eps" } else { "rms_norm_eps" };
+    let gguf = "attention.layer_norm_rms_epsilon";
     let eps = config.float(json, gguf)? as f32;
     match eps >= 0.0 && eps.is_finite() {
         true => Ok(eps),
@@ -114,7 +115,7 @@ impl Decoder {
         let scale = row(residual, config.hidden_size)?;
         let block = |(i, layer)| Block::load(&model.layer(i), config, layer, scale.clone());
         let blocks = spec.layers.iter().enumerate().map(block).collect::<Result<_, _>>()?;
-        let norm = RmsNorm::load(model, NORM, config.hidden_size, config.rms_norm_eps)?;
+        let norm = RmsNorm::load(model, spec.norm, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
         let embedding_scale = row(first, config.hidden_size)?;
         let logit_scale = row(logits, config.vocab_size)?;
@@ -169,6 +170,21 @@ impl Decoder {
             cache.advance(span.rows.len());
         }
         Ok(x)
+    }
+
+    /// As [`Self::run`], for sequences whose caches are in a pool, which has these `layers`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn run_in_pool(
+        &self,
+        tokens: &Tensor,
+        step: &Step,
+        layers: &mut [LayerCache],
+    ) -> Result<Residual, KernelError> {
+        let x = self.unchanged(self.embed(tokens, None)?)?;
+        let mut blocks = self.blocks.iter().zip(layers);
+        blocks.try_fold(x, |x, (block, layer)| block.forward(x, step, &mut [layer]))
     }
 
     /// The states of T tokens before the first block, f32 `[T, hidden_size]`.

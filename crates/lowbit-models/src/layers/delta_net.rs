@@ -1,4 +1,4 @@
-use super::{Linear, MergedLinear, RmsNorm, Step, wrong_cache};
+use super::{Linear, MergedLinear, RmsNorm, Step};
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{
     A_LOG, CONV1D, DELTA_NORM, DT_BIAS, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ,
@@ -7,7 +7,7 @@ use crate::names::{
 use crate::tape::ops::{self, AddRmsNorm, DeltaRuleInputs};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
-use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention};
+use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention, SlotState};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The epsilon of q's and k's l2norm, transformers' and flash-linear-attention's.
@@ -184,7 +184,8 @@ impl GatedDeltaNet {
     /// result, of the same shape; each sequence's cache advances by its tokens.
     ///
     /// # Errors
-    /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
+    /// Those of the ops; [`wrong_cache`](super::wrong_cache) for the cache of another kind of
+    /// layer.
     pub fn forward(
         &self,
         x: AddRmsNorm<'_>,
@@ -193,30 +194,28 @@ impl GatedDeltaNet {
     ) -> Result<(Var, Var), KernelError> {
         let (tokens, config) = (x.x.dim(0), &self.config);
         let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
-        let o = match &step.whole {
-            Some(cu_seqlens) => {
-                let mut states = DeltaCache::new(config, step.spans.len(), qkv.tensor().device())?;
-                self.mix([&qkv, &a, &b], cu_seqlens, &mut states)?
-            }
-            None => step.each([&qkv, &a, &b], caches, |inputs, span, cache| match cache {
-                LayerCache::DeltaNet(cache) => self.mix(inputs, &span.cu_seqlens, cache),
-                LayerCache::Attention(_) => Err(wrong_cache()),
-            })?,
+        let device = qkv.tensor().device();
+        let new = |sequences| DeltaCache::new(config, sequences, device);
+        let mix = |inputs: [&Var; 3], places: (&Tensor, Option<&Tensor>), states: &mut DeltaCache| {
+            self.mix(inputs, places, states)
         };
+        let o = step.with_states([&qkv, &a, &b], caches, new, mix)?;
         let o = shapes::reshape(&o, &[tokens, config.value_dim()])?;
         Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z))?))
     }
 
     /// The convolution and the rule for sequences with these offsets and states, `[T, Hv, Dv]`.
+    /// With slots, the states are a pool's.
     fn mix(
         &self,
         [qkv, a, b]: [&Var; 3],
-        cu_seqlens: &Tensor,
+        (cu_seqlens, slots): (&Tensor, Option<&Tensor>),
         cache: &mut DeltaCache,
     ) -> Result<Var, KernelError> {
         let (tokens, config) = (qkv.dim(0), &self.config);
         let (key_dim, value_dim) = (config.key_dim(), config.value_dim());
-        let qkv = ops::causal_conv1d(qkv, &self.conv, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
+        let states = SlotState { state: &mut cache.conv, slots };
+        let qkv = ops::causal_conv1d(qkv, &self.conv, states, cu_seqlens, Some(Activation::Silu))?;
         let [q, k, v] = shapes::split_columns(&qkv, [key_dim, key_dim, value_dim])?;
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
         let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
@@ -229,7 +228,7 @@ impl GatedDeltaNet {
         let (q, k) = (shapes::reshape(&q, &keys)?, shapes::reshape(&k, &keys)?);
         let v = shapes::reshape(&v, &values)?;
         let (a_log, dt_bias) = (&self.a_log, &self.dt_bias);
-        let inputs = DeltaRuleInputs { qkv: [&q, &k, &v], a, b, a_log, dt_bias, cu_seqlens };
+        let inputs = DeltaRuleInputs { qkv: [&q, &k, &v], a, b, a_log, dt_bias, cu_seqlens, slots };
         ops::gated_delta_rule(&inputs, &mut cache.state, &rule)
     }
 }

@@ -9,10 +9,12 @@ mod mlp;
 mod moe;
 mod norm;
 mod rope;
+mod short_conv;
 mod spec;
 mod tied;
 
 pub use attention::{Attention, AttentionConfig, QueryScale};
+pub(crate) use block::PoolRows;
 pub use block::{Block, Residual, Step, wrong_cache};
 pub use decoder::{Decoder, DecoderConfig};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
@@ -21,4 +23,5 @@ pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;
 pub use rope::{RopeKind, rope_params, rope_params_of, sections_cover};
+pub use short_conv::{ShortConv, ShortConvConfig};
 pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, Multipliers};

@@ -1,0 +1,332 @@
+//! Decode steps of many sequences at once.
+
+use crate::layers::{PoolRows, Step};
+use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache};
+use lowbit_kernels::gpu::Pass;
+use lowbit_kernels::ops::{self, DecodeBatch, PAGE_TOKENS, SampleKind, SampleParams};
+use lowbit_kernels::{Device, KernelError, Tensor};
+
+/// The numbers of rows that steps are captured for. Rows without a sequence fill them up.
+const BUCKETS: [usize; 12] = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256];
+
+/// The most captured steps: the one that ran least recently goes. Each keeps its activations.
+const PASSES: usize = 16;
+
+/// Decode steps of up to 256 sequences whose caches are in a [`CachePool`]: each step runs the
+/// model on every sequence's last token and samples its next one, on the device. On a GPU a step is
+/// captured once for each bucket of rows, and replayed with whatever sequences there are: all that
+/// changes is in tensors.
+#[derive(Debug)]
+pub struct BatchSteps {
+    rows: Vec<Option<Occupant>>,
+    /// Each row's token, position, number of the step, and sampling.
+    state: DecodeBatch,
+    /// u32 `[rows, N]`, `[rows]` and `[rows + 1]`, as in [`PoolRows`].
+    table: Tensor,
+    slots: Tensor,
+    cu_seqlens: Tensor,
+    /// The last one ran last.
+    passes: Vec<Ran>,
+}
+
+/// A sequence, for one step.
+#[derive(Debug)]
+pub struct BatchRow<'a> {
+    /// A number of the sequence's own, the same in all steps.
+    pub id: u64,
+    /// What came before the token that runs, with room for it.
+    pub cache: &'a mut PoolCache,
+    /// All tokens up to the one that runs.
+    pub text: &'a [u32],
+    /// Tokens sampled before this step: the number of the next draw.
+    pub sampled: u32,
+    /// The sampling; limits and stop ids are the caller's.
+    pub options: &'a GenerationOptions,
+    /// The changes to its logits, if there are any: those of `options`.
+    pub rules: Option<&'a mut LogitRules>,
+    /// True if the next token is drawn; otherwise the caller knows it.
+    pub draws: bool,
+    /// True if the logits are wanted as the model gave them.
+    pub keeps_logits: bool,
+}
+
+/// The result of a row.
+#[derive(Debug)]
+pub struct BatchDrawn {
+    /// The token drawn, or the error of this row alone.
+    pub id: Result<u32, ModelError>,
+    /// f32 `[1, vocab_size]`, if they were asked for.
+    pub logits: Option<Tensor>,
+}
+
+/// The sequence that has a row, and what the device knows of it.
+#[derive(Debug)]
+struct Occupant {
+    id: u64,
+    slot: u32,
+    pages: Vec<u32>,
+    sampling: SampleParams,
+    /// The token that the row's next step runs, its position, and the number of the draw.
+    next: Option<(u32, usize, u32)>,
+}
+
+/// A step that has run.
+#[derive(Debug)]
+struct Ran {
+    rows: usize,
+    /// The sampling that belongs to it, if any does.
+    kind: Option<SampleKind>,
+    /// f32 `[rows, vocab_size]`.
+    logits: Tensor,
+    /// On a GPU.
+    captured: Option<Captured>,
+}
+
+/// A captured step, and the logits that a replay writes, if they are not those of the run itself.
+#[derive(Debug)]
+struct Captured {
+    pass: Pass,
+    logits: Option<Tensor>,
+}
+
+impl BatchSteps {
+    /// For `rows` sequences at most (of 256) of up to `context` tokens, and penalties that look at
+    /// up to `window` last tokens.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn new(model: &Model, rows: usize, context: usize, window: usize) -> Result<Self, KernelError> {
+        let (rows, device) = (bucket(rows), model.device());
+        let offsets: Vec<u32> = (0..=rows as u32).collect();
+        let zeros = |shape: &[usize]| Tensor::new(&vec![0u32; shape.iter().product()], shape, device);
+        Ok(Self {
+            rows: (0..rows).map(|_| None).collect(),
+            state: DecodeBatch::new(rows, window, device)?,
+            table: zeros(&[rows, context.div_ceil(PAGE_TOKENS).max(1)])?,
+            slots: zeros(&[rows])?,
+            cu_seqlens: Tensor::new(&offsets, &[rows + 1], device)?,
+            passes: vec![],
+        })
+    }
+
+    /// The numbers of rows, up to `most`, that a step can have.
+    pub fn buckets(most: usize) -> impl Iterator<Item = usize> {
+        BUCKETS.into_iter().filter(move |&rows| rows <= most)
+    }
+
+    /// The most last tokens that penalties look at.
+    pub fn window(&self) -> usize {
+        self.state.window()
+    }
+
+    /// The most sequences.
+    pub fn capacity(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Runs a step of each of `rows`, and waits for the tokens drawn: a result for each row, in
+    /// order, whose draw was asked for. Their caches advance by a token.
+    ///
+    /// # Errors
+    /// Those of the model's ops: then no row has run. [`ModelError::PoolIsFull`] for a cache
+    /// without room.
+    ///
+    /// # Panics
+    /// For more rows than [`Self::capacity`].
+    pub fn step(
+        &mut self,
+        model: &Model,
+        pool: &mut CachePool,
+        rows: &mut [BatchRow<'_>],
+    ) -> Result<Vec<BatchDrawn>, ModelError> {
+        if rows.is_empty() {
+            return Ok(vec![]);
+        }
+        let result = self.run(model, pool, rows);
+        if result.is_err() {
+            // Nobody knows how far it came.
+            self.passes.clear();
+            self.rows.iter_mut().flatten().for_each(|occupant| occupant.next = None);
+        }
+        result
+    }
+
+    fn run(
+        &mut self,
+        model: &Model,
+        pool: &mut CachePool,
+        rows: &mut [BatchRow<'_>],
+    ) -> Result<Vec<BatchDrawn>, ModelError> {
+        let count = bucket(rows.len());
+        let places = self.places(rows, count)?;
+        for (row, &place) in rows.iter().zip(&places) {
+            self.update(row, place)?;
+        }
+        let kind = self.state.kind(0..count).coarse();
+        let changes = |row: &BatchRow<'_>| row.rules.as_ref().is_some_and(|rules| !rules.is_empty());
+        let apart = rows.iter().any(|row| row.draws && (changes(row) || row.keeps_logits));
+        let mut ran = self.forward(model, pool, count, (!apart).then_some(kind))?;
+        let mut kept: Vec<_> = rows.iter().map(|_| Ok(None)).collect();
+        if apart {
+            for ((row, &place), kept) in
+                rows.iter_mut().zip(&places).zip(&mut kept).filter(|((row, _), _)| row.draws)
+            {
+                *kept = changed(row, place, &mut ran.logits);
+            }
+            ops::sample_rows(&ran.logits, &mut self.state, kind)?;
+        }
+        self.keep(ran);
+        let mut drawn: Vec<_> = self.state.drawn(0..count)?.wait()?.into_iter().map(Some).collect();
+        let mut results = vec![];
+        for ((row, &place), kept) in rows.iter_mut().zip(&places).zip(kept) {
+            row.cache.advance(1);
+            let id = drawn[place].take().unwrap_or(Ok(0)).map_err(ModelError::from);
+            let (id, logits) = match kept {
+                Ok(logits) => (id, logits),
+                Err(error) => (Err(error), None),
+            };
+            let next = id.as_ref().ok().filter(|_| row.draws);
+            let next = next.map(|&id| (id, row.cache.position(), row.sampled + 1));
+            self.rows[place].iter_mut().for_each(|occupant| occupant.next = next);
+            if row.draws {
+                results.push(BatchDrawn { id, logits });
+            }
+        }
+        Ok(results)
+    }
+
+    /// The row of each sequence among the first `count`. Rows of sequences that are not there any
+    /// more are nobody's from now on.
+    fn places(&mut self, rows: &[BatchRow<'_>], count: usize) -> Result<Vec<usize>, KernelError> {
+        for place in 0..self.rows.len() {
+            let Some(occupant) = &self.rows[place] else { continue };
+            if place >= count || !rows.iter().any(|row| row.id == occupant.id) {
+                self.rows[place] = None;
+                self.state.clear_row(place)?;
+                self.table.write_at(place * self.table.dim(1), &[0u32])?;
+                self.slots.write_at(place, &[0u32])?;
+            }
+        }
+        let mut places = Vec::with_capacity(rows.len());
+        for row in rows {
+            let own = |occupant: &Option<Occupant>| occupant.as_ref().is_some_and(|it| it.id == row.id);
+            let place = self.rows.iter().position(own);
+            let place = place.or_else(|| self.rows.iter().position(Option::is_none)).expect("there is a row");
+            if self.rows[place].is_none() {
+                let (sampling, pages) = (row.options.sampling, vec![]);
+                self.rows[place] = Some(Occupant { id: row.id, slot: 0, pages, sampling, next: None });
+            }
+            places.push(place);
+        }
+        Ok(places)
+    }
+
+    /// Tells the device what it does not know of a row.
+    fn update(&mut self, row: &BatchRow<'_>, place: usize) -> Result<(), ModelError> {
+        let Some(occupant) = &mut self.rows[place] else { return Ok(()) };
+        let position = row.cache.position();
+        if row.cache.capacity() <= position || row.text.len() != position + 1 {
+            return Err(ModelError::PoolIsFull);
+        }
+        let pages = row.cache.pages();
+        if !occupant.pages.iter().copied().eq(pages) {
+            occupant.pages = row.cache.pages().collect();
+            self.table.write_at(place * self.table.dim(1), &occupant.pages)?;
+        }
+        let slot = row.cache.slot()?;
+        if occupant.slot != slot {
+            occupant.slot = slot;
+            self.slots.write_at(place, &[occupant.slot])?;
+        }
+        let wanted = Some((row.text[position], position, row.sampled));
+        if occupant.next != wanted || occupant.sampling != row.options.sampling {
+            let GenerationOptions { sampling, repetition_context, .. } = row.options;
+            self.state.set_row(place, row.text, row.sampled, sampling, *repetition_context)?;
+            (occupant.next, occupant.sampling) = (wanted, *sampling);
+        }
+        Ok(())
+    }
+
+    /// Runs the model on the first `count` rows, and samples in the same pass if `kind` says how.
+    fn forward(
+        &mut self,
+        model: &Model,
+        pool: &mut CachePool,
+        count: usize,
+        kind: Option<SampleKind>,
+    ) -> Result<Ran, KernelError> {
+        if let Some(known) = self.passes.iter().position(|ran| ran.rows == count && ran.kind == kind) {
+            let ran = self.passes.remove(known);
+            ran.captured.as_ref().map_or(Ok(()), |captured| captured.pass.replay())?;
+            return Ok(ran);
+        }
+        let Device::Gpu(gpu) = model.device() else {
+            let logits = self.record(model, pool, (count, kind))?;
+            return Ok(Ran { rows: count, kind, logits, captured: None });
+        };
+        let mut runs = vec![];
+        let pass = gpu.capture(|| {
+            runs.push(self.record(model, pool, (count, kind))?);
+            Ok(())
+        })?;
+        // The first run is this step; the second was recorded for those that follow.
+        let mut runs = runs.into_iter();
+        let (logits, later) = (runs.next().expect("a capture runs its work"), runs.next());
+        Ok(Ran { rows: count, kind, logits, captured: Some(Captured { pass, logits: later }) })
+    }
+
+    /// Keeps a captured step for the next ones.
+    fn keep(&mut self, mut ran: Ran) {
+        let Some(captured) = &mut ran.captured else { return };
+        if let Some(logits) = captured.logits.take() {
+            ran.logits = logits;
+        }
+        if self.passes.len() == PASSES {
+            self.passes.remove(0);
+        }
+        self.passes.push(ran);
+    }
+
+    fn record(
+        &mut self,
+        model: &Model,
+        pool: &mut CachePool,
+        (count, kind): (usize, Option<SampleKind>),
+    ) -> Result<Tensor, KernelError> {
+        let rows = PoolRows {
+            positions: self.state.positions().rows(0, count)?,
+            table: self.table.rows(0, count)?,
+            slots: self.slots.rows(0, count)?,
+            cu_seqlens: self.cu_seqlens.rows(0, count + 1)?,
+        };
+        let ids = self.state.tokens().rows(0, count)?;
+        let hidden = model.decoder().run_in_pool(&ids, &Step::rows(rows), pool.layers())?;
+        let logits = model.decoder().logits(&hidden)?.into_tensor();
+        if let Some(kind) = kind {
+            ops::sample_rows(&logits, &mut self.state, kind)?;
+        }
+        Ok(logits)
+    }
+}
+
+/// Changes a row's logits as its rules say. Returns them as they were, if they are wanted.
+fn changed(row: &mut BatchRow<'_>, place: usize, logits: &mut Tensor) -> Result<Option<Tensor>, ModelError> {
+    let kept = row.keeps_logits.then(|| copy_of(logits, place)).transpose()?;
+    if let Some(rules) = row.rules.as_mut().filter(|rules| !rules.is_empty()) {
+        let changed = rules.apply(&logits.rows(place, place + 1)?)?;
+        ops::copy_rows(&changed, 0, logits, place)?;
+    }
+    Ok(kept)
+}
+
+/// A row of its own memory.
+fn copy_of(logits: &Tensor, row: usize) -> Result<Tensor, KernelError> {
+    let mut copy = Tensor::allocate(&[1, logits.dim(1)], logits.dtype(), logits.device())?;
+    ops::copy_rows(logits, row, &mut copy, 0)?;
+    Ok(copy)
+}
+
+/// The least bucket with so many rows, or the greatest.
+fn bucket(rows: usize) -> usize {
+    BUCKETS.into_iter().find(|&bucket| bucket >= rows).unwrap_or(BUCKETS[BUCKETS.len() - 1])
+}

@@ -1,0 +1,265 @@
+//! The caches of many sequences in one pool, so that one launch serves them all: keys and values in
+//! pages of 64 tokens, states of delta nets in slots.
+
+use crate::cache::LayerCache;
+use crate::layers::Step;
+use crate::{Logits, Model, ModelError};
+use lowbit_kernels::ops::{self, PAGE_TOKENS};
+use lowbit_kernels::{KernelError, Tensor};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Pages and slots of every layer. Page 0 and slot 0 are nobody's: rows of a batch that no sequence
+/// has read and write them.
+#[derive(Debug)]
+pub struct CachePool {
+    /// Keys and values `[pages, Hkv, 64, head_dim]`; states `[slots, ..]`.
+    layers: Vec<LayerCache>,
+    pages: Places,
+    slots: Places,
+    /// The states of a sequence that has not begun.
+    blank: PoolMark,
+}
+
+/// One sequence's part of a [`CachePool`]. Dropped, its pages and its slot are free again.
+#[derive(Debug)]
+pub struct PoolCache {
+    pages: Vec<Arc<Place>>,
+    /// None while it is parked.
+    slot: Option<Place>,
+    position: usize,
+}
+
+/// The states of all delta nets after some tokens, apart from the pool.
+#[derive(Clone, Debug)]
+pub struct PoolMark {
+    position: usize,
+    /// `[1, ..]` each, two per delta net.
+    states: Vec<Tensor>,
+}
+
+/// The numbers of free pages or slots.
+#[derive(Clone, Debug)]
+struct Places(Arc<Mutex<Vec<u32>>>);
+
+/// A page or a slot that is in use.
+#[derive(Debug)]
+struct Place {
+    number: u32,
+    free: Places,
+}
+
+impl Places {
+    /// 1 to `count`; 0 is nobody's.
+    fn new(count: usize) -> Self {
+        Self(Arc::new(Mutex::new((1..=count as u32).rev().collect())))
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Place> {
+        Some(Place { number: self.list().pop()?, free: self.clone() })
+    }
+
+    fn len(&self) -> usize {
+        self.list().len()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.free.list().push(self.number);
+    }
+}
+
+impl PoolCache {
+    /// Tokens seen so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Tokens that fit into its pages.
+    pub fn capacity(&self) -> usize {
+        self.pages.len() * PAGE_TOKENS
+    }
+
+    /// The numbers of its pages, in the order of its tokens.
+    pub(crate) fn pages(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.pages.iter().map(|page| page.number)
+    }
+
+    /// Its states' place. One that is parked cannot run.
+    pub(crate) fn slot(&self) -> Result<u32, ModelError> {
+        self.slot.as_ref().map(|slot| slot.number).ok_or(ModelError::PoolIsFull)
+    }
+
+    /// Gives up the states, and the pages behind the first `tokens` tokens, until
+    /// [`CachePool::go_back`] to one of these places.
+    pub fn park(&mut self, tokens: usize) {
+        self.slot = None;
+        self.pages.truncate(tokens.div_ceil(PAGE_TOKENS));
+    }
+
+    pub(crate) fn advance(&mut self, tokens: usize) {
+        self.position += tokens;
+    }
+}
+
+impl PoolMark {
+    /// Tokens before it.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+}
+
+impl CachePool {
+    /// Room for `pages` pages of 64 tokens and `slots` sequences of `model`.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`], [`KernelError::TooLarge`] without memory for them.
+    pub fn new(model: &Model, pages: usize, slots: usize) -> Result<Self, ModelError> {
+        let device = model.device();
+        let layers = model.decoder().layer_caches(device)?;
+        let states = layers.iter().flat_map(LayerCache::states).cloned().collect();
+        let layers = layers.iter().map(|layer| layer.in_pool(pages + 1, slots + 1, device));
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+            pages: Places::new(pages),
+            slots: Places::new(slots),
+            blank: PoolMark { position: 0, states },
+        })
+    }
+
+    /// Pages that no sequence has.
+    pub fn free_pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// An empty cache; `None` if all slots are taken.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`].
+    pub fn cache(&mut self) -> Result<Option<PoolCache>, KernelError> {
+        let Some(slot) = self.slots.take() else { return Ok(None) };
+        let blank = self.blank.clone();
+        self.restore(slot.number, &blank)?;
+        Ok(Some(PoolCache { pages: vec![], slot: Some(slot), position: 0 }))
+    }
+
+    /// Makes room in `cache` for `tokens` tokens in all; false if the pool has too few free pages:
+    /// then nothing changes.
+    pub fn make_room(&self, cache: &mut PoolCache, tokens: usize) -> bool {
+        let missing = tokens.div_ceil(PAGE_TOKENS).saturating_sub(cache.pages.len());
+        let mut pages = Vec::with_capacity(missing);
+        while pages.len() < missing {
+            let Some(page) = self.pages.take() else { return false };
+            pages.push(Arc::new(page));
+        }
+        cache.pages.extend(pages);
+        true
+    }
+
+    /// The states as they are. Nothing, for a model without states.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] for a cache that is parked.
+    pub fn mark(&self, cache: &PoolCache) -> Result<PoolMark, ModelError> {
+        let slot = cache.slot()? as usize;
+        let copy = |states: &Tensor| {
+            let shape = [&[1], &states.shape()[1..]].concat();
+            let mut copy = Tensor::allocate(&shape, states.dtype(), states.device())?;
+            ops::copy_rows(states, slot, &mut copy, 0)?;
+            Ok(copy)
+        };
+        let states = self.layers.iter().flat_map(LayerCache::states).map(copy);
+        Ok(PoolMark { position: cache.position, states: states.collect::<Result<_, KernelError>>()? })
+    }
+
+    /// Sets the states in `slot` to those of `mark`.
+    fn restore(&mut self, slot: u32, mark: &PoolMark) -> Result<(), KernelError> {
+        let states = self.layers.iter_mut().flat_map(LayerCache::states_mut);
+        for (states, from) in states.zip(&mark.states) {
+            ops::copy_rows(from, 0, states, slot as usize)?;
+        }
+        Ok(())
+    }
+
+    /// Goes back to the first `tokens` tokens, a multiple of 64 or all; `mark` is of this place, in
+    /// models with states. Later pages that other sequences read are exchanged for free ones.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] without these, or a slot for a cache that
+    /// was parked.
+    pub fn go_back(
+        &mut self,
+        cache: &mut PoolCache,
+        tokens: usize,
+        mark: Option<&PoolMark>,
+    ) -> Result<(), ModelError> {
+        for page in cache.pages.iter_mut().skip(tokens / PAGE_TOKENS) {
+            if Arc::strong_count(page) > 1 {
+                *page = Arc::new(self.pages.take().ok_or(ModelError::PoolIsFull)?);
+            }
+        }
+        if cache.slot.is_none() {
+            cache.slot = Some(self.slots.take().ok_or(ModelError::PoolIsFull)?);
+        }
+        cache.position = tokens;
+        let slot = cache.slot()?;
+        Ok(mark.map_or(Ok(()), |mark| self.restore(slot, mark))?)
+    }
+
+    /// A sequence that goes on from the first `tokens` tokens of `cache`, a multiple of 64, whose
+    /// pages both read from now on, and with room for `capacity` tokens. `None` without a free slot
+    /// or pages.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`].
+    pub fn fork(
+        &mut self,
+        cache: &PoolCache,
+        (tokens, mark): (usize, Option<&PoolMark>),
+        capacity: usize,
+    ) -> Result<Option<PoolCache>, KernelError> {
+        let Some(slot) = self.slots.take() else { return Ok(None) };
+        let pages = cache.pages[..tokens / PAGE_TOKENS].to_vec();
+        mark.map_or(Ok(()), |mark| self.restore(slot.number, mark))?;
+        let mut fork = PoolCache { pages, slot: Some(slot), position: tokens };
+        Ok(self.make_room(&mut fork, capacity).then_some(fork))
+    }
+
+    pub(crate) fn layers(&mut self) -> &mut [LayerCache] {
+        &mut self.layers
+    }
+}
+
+impl Model {
+    /// As [`Self::forward`] for a sequence in `pool`, for whose tokens `cache` has room.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`ModelError::PoolIsFull`] without that room.
+    pub fn forward_in(
+        &self,
+        pool: &mut CachePool,
+        cache: &mut PoolCache,
+        tokens: &[u32],
+        logits: Logits,
+    ) -> Result<Option<Tensor>, ModelError> {
+        self.check_batch([(tokens, cache.position())].into_iter())?;
+        if logits != Logits::None {
+            self.check_head()?;
+        }
+        let (start, device) = (cache.position(), self.device());
+        let end = start + tokens.len();
+        let pages: Vec<u32> = cache.pages().take(end.div_ceil(PAGE_TOKENS)).collect();
+        if pages.len() * PAGE_TOKENS < end {
+            return Err(ModelError::PoolIsFull);
+        }
+        let step = Step::in_pool((start, tokens.len()), &pages, cache.slot()?, device)?;
+        let ids = Tensor::new(tokens, &[tokens.len()], device)?;
+        let hidden = self.decoder().run_in_pool(&ids, &step, pool.layers())?;
+        cache.advance(tokens.len());
+        self.logits_of(&hidden, &step, logits)
+    }
+}

@@ -1,0 +1,215 @@
+//! Many sequences in one pool, on the CPU and, in builds that have one, on a GPU: each gets the
+//! tokens that it gets alone.
+
+mod support;
+
+use lowbit_formats::FloatType;
+use lowbit_kernels::Device;
+use lowbit_kernels::ops::SampleParams;
+use lowbit_models::{
+    BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, PoolCache, Session, Target,
+};
+use std::ops::ControlFlow::Continue;
+use support::{load, root};
+
+/// Tokens of the models' contexts that tests use.
+const CONTEXT: usize = 320;
+
+/// Small models: attention, delta nets, experts, windows with sinks, and several norms. On a GPU
+/// the first of them, or on software that stands for one the second.
+fn models() -> Vec<Model> {
+    let host = Device::cpu(Some(2)).unwrap();
+    let path = |name: &str| root().join("tests/vectors/models").join(name);
+    let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
+    let names = ["qwen3", "qwen3_5", "qwen3_5_moe-mlx-4bit", "gpt_oss", "gemma3"];
+    #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
+    let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+    {
+        let device = support::gpu();
+        let names = if support::is_software(&device) { &names[1..2] } else { &names[..] };
+        models.extend(names.iter().map(|name| small(name, &device)));
+    }
+    models
+}
+
+/// A prompt of its own for each `seed`.
+fn prompt(model: &Model, seed: u32, length: usize) -> Vec<u32> {
+    let size = model.config().vocab_size as u32;
+    (0..length as u32)
+        .map(|i| ((i + 7).wrapping_mul(2_654_435_761) ^ (seed * 977)).rotate_left(9) % size)
+        .collect()
+}
+
+/// Greedy, drawn, drawn from filtered and penalised logits.
+fn options(seed: u64) -> GenerationOptions {
+    let sampling = match seed % 3 {
+        0 => SampleParams::default(),
+        1 => SampleParams { temperature: 1.1, seed, ..Default::default() },
+        _ => SampleParams {
+            temperature: 0.7,
+            top_k: 30,
+            top_p: 0.9,
+            repetition_penalty: 1.2,
+            frequency_penalty: 0.1,
+            seed,
+            ..Default::default()
+        },
+    };
+    GenerationOptions::default().with_sampling(sampling).with_max_tokens(12).with_repetition_context(16)
+}
+
+fn alone(model: &Model, prompt: &[u32], options: &GenerationOptions) -> Vec<u32> {
+    let mut session = Session::new(model);
+    let logits = session.prefill(prompt, |_| Continue(())).unwrap().unwrap();
+    session.generate(logits, options, |_| Continue(())).unwrap().tokens
+}
+
+/// A sequence that is written.
+struct Text {
+    id: u64,
+    options: GenerationOptions,
+    prompt: usize,
+    text: Vec<u32>,
+    cache: PoolCache,
+}
+
+impl Text {
+    /// Reads all of the prompt but its last token, in passes of 64 or less, as the first step runs
+    /// that one.
+    fn start(model: &Model, pool: &mut CachePool, id: u64, prompt: Vec<u32>) -> Self {
+        let mut cache = pool.cache().unwrap().expect("a free slot");
+        assert!(pool.make_room(&mut cache, prompt.len() + 12));
+        for part in prompt[..prompt.len() - 1].chunks(64) {
+            assert!(model.forward_in(pool, &mut cache, part, Logits::None).unwrap().is_none());
+        }
+        Self { id, options: options(id), prompt: prompt.len(), text: prompt, cache }
+    }
+
+    fn row(&mut self) -> BatchRow<'_> {
+        BatchRow {
+            id: self.id,
+            sampled: (self.text.len() - self.prompt) as u32,
+            text: &self.text,
+            cache: &mut self.cache,
+            options: &self.options,
+            rules: None,
+            draws: true,
+            keeps_logits: self.id.is_multiple_of(4),
+        }
+    }
+}
+
+fn step(model: &Model, pool: &mut CachePool, steps: &mut BatchSteps, texts: &mut [Text]) {
+    let mut rows: Vec<_> = texts.iter_mut().map(Text::row).collect();
+    let drawn = steps.step(model, pool, &mut rows).unwrap();
+    drop(rows);
+    assert_eq!(drawn.len(), texts.len());
+    for (text, drawn) in texts.iter_mut().zip(drawn) {
+        let id = drawn.id.unwrap();
+        if let Some(logits) = drawn.logits {
+            assert_eq!(logits.shape(), [1, model.config().vocab_size]);
+            let logits = logits.to_device(model.host()).unwrap();
+            let logits = logits.as_slice::<f32>().unwrap();
+            let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert!(text.id % 3 != 0 || logits[id as usize] == greatest, "it is the row's own");
+        }
+        text.text.push(id);
+    }
+}
+
+#[test]
+fn sequences_that_come_and_go_are_written_as_alone() {
+    for model in models() {
+        let mut pool = CachePool::new(&model, 24, 6).unwrap();
+        let mut steps = BatchSteps::new(&model, 6, CONTEXT, 16).unwrap();
+        let lengths = [1, 63, 64, 65, 130, 5, 200, 17];
+        let (mut coming, mut texts, mut done) = (lengths.iter().enumerate(), vec![], 0);
+        for round in 0.. {
+            // Now and then one comes, and goes when its reply is whole.
+            if round % 3 == 0
+                && let Some((seed, &length)) = coming.next()
+            {
+                let prompt = prompt(&model, seed as u32, length);
+                texts.push(Text::start(&model, &mut pool, seed as u64, prompt));
+            }
+            step(&model, &mut pool, &mut steps, &mut texts);
+            texts.retain(|text| {
+                let (prompt, reply) = text.text.split_at(text.prompt);
+                let ends = reply.len() == 12;
+                if ends {
+                    assert_eq!(
+                        reply,
+                        alone(&model, prompt, &text.options),
+                        "{} {}",
+                        model.architecture(),
+                        text.id
+                    );
+                    done += 1;
+                }
+                !ends
+            });
+            if texts.is_empty() && coming.len() == 0 {
+                break;
+            }
+        }
+        assert_eq!((done, pool.free_pages()), (lengths.len(), 24));
+    }
+}
+
+#[test]
+fn forks_share_pages_until_one_goes_back() {
+    for model in models() {
+        let mut pool = CachePool::new(&model, 16, 4).unwrap();
+        let mut steps = BatchSteps::new(&model, 4, CONTEXT, 16).unwrap();
+        let (common, ends) = (prompt(&model, 1, 128), [prompt(&model, 2, 70), prompt(&model, 3, 30)]);
+        let mut first = pool.cache().unwrap().unwrap();
+        assert!(pool.make_room(&mut first, 128 + 82));
+        model.forward_in(&mut pool, &mut first, &common, Logits::None).unwrap();
+        let mark = pool.mark(&first).unwrap();
+        model.forward_in(&mut pool, &mut first, &ends[0], Logits::None).unwrap();
+        let fork = pool.fork(&first, (128, Some(&mark)), 128 + 50).unwrap().unwrap();
+        // Four pages, and one of the fork's own.
+        assert_eq!((fork.position(), pool.free_pages()), (128, 11));
+        // The first one parks, and then goes on with the other end, over pages that the fork reads.
+        first.park(128 + 64);
+        assert_eq!((first.capacity(), pool.free_pages()), (192, 12));
+        pool.go_back(&mut first, 128, Some(&mark)).unwrap();
+        assert!(pool.make_room(&mut first, 128 + 82));
+        let mut texts = vec![];
+        for (id, (mut cache, end)) in [(first, &ends[0]), (fork, &ends[1])].into_iter().enumerate() {
+            let text = [&common[..], end].concat();
+            model.forward_in(&mut pool, &mut cache, &end[..end.len() - 1], Logits::None).unwrap();
+            texts.push(Text { id: id as u64, options: options(id as u64), prompt: text.len(), text, cache });
+        }
+        for _ in 0..12 {
+            step(&model, &mut pool, &mut steps, &mut texts);
+        }
+        for Text { id, options, prompt, text, .. } in texts {
+            let (prompt, reply) = text.split_at(prompt);
+            assert_eq!(reply, alone(&model, prompt, &options), "{} {id}", model.architecture());
+        }
+        assert_eq!(pool.free_pages(), 16);
+    }
+}
+
+#[test]
+fn a_full_pool_refuses_and_stays_as_it_is() {
+    let model = &models()[1];
+    let mut pool = CachePool::new(model, 3, 2).unwrap();
+    let mut cache = pool.cache().unwrap().unwrap();
+    assert!(pool.make_room(&mut cache, 100));
+    assert!(!pool.make_room(&mut cache, 300) && cache.capacity() == 128 && pool.free_pages() == 1);
+    let error = model.forward_in(&mut pool, &mut cache, &[1; 129], Logits::None).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the pool has no page or no slot left for the sequence: room is made before its tokens run"
+    );
+    let other = pool.cache().unwrap().unwrap();
+    assert!(pool.cache().unwrap().is_none(), "there are two slots");
+    drop(other);
+    assert!(pool.fork(&cache, (0, None), 64).unwrap().is_some(), "its slot is free again");
+    cache.park(0);
+    assert_eq!((cache.capacity(), pool.free_pages()), (0, 3));
+    assert!(model.forward_in(&mut pool, &mut cache, &[1], Logits::None).is_err(), "it is parked");
+}
