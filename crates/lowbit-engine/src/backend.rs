@@ -17,6 +17,19 @@ pub trait Backend: Send + Sync {
     /// where the budget holds no more.
     fn context(&self) -> usize;
 
+    /// Waits until the engine is between two of its steps, and keeps it there while the turn lives:
+    /// for work on the same device that is no reply, such as embeddings. Work for longer than a
+    /// step takes its turns one by one; the engine makes a step between two turns, and turns come
+    /// in the order in which they were asked for.
+    ///
+    /// # Errors
+    /// [`EngineError::Draining`] once the engine was stopped, [`EngineError::DeviceLost`] once the
+    /// device has failed.
+    fn turn(&self) -> Result<Turn, EngineError>;
+
+    /// Drops all caches that are kept for later requests, between two steps; waits for it.
+    fn drop_kept(&self) -> Dropped;
+
     /// Figures of now, and of all so far.
     fn stats(&self) -> Stats;
 
@@ -54,6 +67,44 @@ impl fmt::Debug for Handle {
     }
 }
 
+/// The time between two steps of an engine, see [`Backend::turn`]. Dropping it lets the engine go
+/// on.
+#[must_use = "dropping a turn ends it"]
+pub struct Turn {
+    /// Its drop is the end.
+    _end: Box<dyn Send>,
+}
+
+impl Turn {
+    /// A turn that ends when `end` is dropped.
+    pub fn new(end: impl Send + 'static) -> Self {
+        Self { _end: Box::new(end) }
+    }
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Turn")
+    }
+}
+
+/// Caches that were dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Dropped {
+    /// Texts.
+    pub texts: usize,
+    /// Their bytes.
+    pub bytes: usize,
+}
+
+impl Dropped {
+    /// These counts: for implementations of [`Backend`] other than the engine.
+    pub fn new(texts: usize, bytes: usize) -> Self {
+        Self { texts, bytes }
+    }
+}
+
 /// Figures of an engine: of now, and of the time since its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -74,6 +125,17 @@ pub struct Stats {
     pub cached_bytes: usize,
     /// Texts whose caches are kept for later requests.
     pub cached_texts: usize,
+    /// Recurrent states among the kept caches and among those of running requests, of
+    /// [`Self::state_bytes`] each: a sequence's own, and those at places to go back to.
+    pub cached_states: usize,
+    /// As [`Self::cached_states`], of running requests.
+    pub running_states: usize,
+    /// Bytes of a token's keys and values.
+    pub token_bytes: usize,
+    /// Bytes of a sequence's recurrent states; 0 for models of attention alone.
+    pub state_bytes: usize,
+    /// Tokens per block of the prefix cache.
+    pub block_tokens: usize,
     /// Requests that were taken.
     pub submitted: u64,
     /// Requests that got a complete reply.

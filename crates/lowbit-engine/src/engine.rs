@@ -1,11 +1,14 @@
 //! The engine's thread.
 
 use crate::model::ModelRunner;
-use crate::runner::{Runner, Sizes};
+use crate::pooled::PooledRunner;
+use crate::runner::{BLOCK, Runner, Sizes};
 use crate::scheduler::{Scheduler, check_size, longest};
-use crate::{Backend, EngineError, EngineOptions, Handle, Request, Sink, Stats};
+use crate::{Backend, Dropped, EngineError, EngineOptions, Handle, Request, Sink, Stats, Turn};
+use lowbit_kernels::Device;
 use lowbit_models::Model;
 use std::any::Any;
+use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -34,10 +37,19 @@ enum Control {
         submitted: Duration,
     },
     Cancel(u64),
+    Turn(Asked),
+    /// Drops what is kept, and tells.
+    DropKept(Sender<Dropped>),
     /// Ends all requests.
     Stop,
     /// Ends the thread, too.
     Quit,
+}
+
+/// A turn that was asked for: told when it begins, and gone when it has ended.
+struct Asked {
+    begins: Sender<()>,
+    ended: Receiver<()>,
 }
 
 /// The state that callers and the thread share.
@@ -75,19 +87,45 @@ impl Engine {
     /// Starts the engine's thread.
     ///
     /// # Errors
-    /// [`EngineError::Thread`]; [`EngineError::Model`] for a model without an output layer, or when
-    /// a device fails.
+    /// [`EngineError::Thread`]; [`EngineError::Model`] when a device fails. A model without an
+    /// output layer starts: it has turns, and refuses requests.
     pub fn start(model: Model, options: EngineOptions) -> Result<Self, EngineError> {
         let runner = ModelRunner::new(model)?;
-        let (sizes, start, shared) = (runner.sizes(), Instant::now(), Arc::<Mutex<Shared>>::default());
-        lock(&shared).stats.budget_bytes = options.cache_bytes;
+        match runner.model.device() {
+            Device::Cpu(_) => Self::launch(runner.clone(), runner, options),
+            Device::Gpu(_) => {
+                let mut options = options;
+                let pooled = PooledRunner::new(runner.clone(), &mut options)?;
+                Self::launch(pooled, runner, options)
+            }
+        }
+    }
+
+    fn launch<R: Runner + Send + 'static>(
+        owned: R,
+        runner: ModelRunner,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError>
+    where
+        R::Cache: Send,
+        R::Mark: Send,
+        R::Sampler: Send,
+    {
+        let (sizes, start, shared) = (owned.sizes(), Instant::now(), Arc::<Mutex<Shared>>::default());
+        lock(&shared).stats = Stats {
+            budget_bytes: options.cache_bytes,
+            token_bytes: sizes.per_token,
+            state_bytes: sizes.states,
+            block_tokens: BLOCK,
+            ..Stats::default()
+        };
         let (control, messages) = channel();
         let thread = std::thread::Builder::new().name("lowbit-engine".into());
-        let (owned, limits, theirs) = (runner.clone(), options.clone(), shared.clone());
+        let (context, limits, theirs) = (runner.context(), options.clone(), shared.clone());
         let run = move || {
-            let context = owned.context();
             let scheduler = Scheduler::new(owned, context, limits, Box::new(move || start.elapsed()));
-            Thread { scheduler, shared: theirs, messages, seen: 0 }.run();
+            let turns = VecDeque::new();
+            Thread { scheduler, shared: theirs, messages, seen: 0, turns, stopped: false }.run();
         };
         let thread = thread.spawn(run).map_err(|error| EngineError::Thread(Arc::new(error)))?;
         Ok(Self { runner, sizes, options, start, shared, control, thread: Some(thread) })
@@ -125,6 +163,21 @@ impl Backend for Engine {
 
     fn context(&self) -> usize {
         longest(&self.sizes, self.runner.context(), &self.options)
+    }
+
+    fn turn(&self) -> Result<Turn, EngineError> {
+        let ((begins, begun), (end, ended)) = (channel(), channel::<()>());
+        self.send(Control::Turn(Asked { begins, ended }));
+        match begun.recv() {
+            Ok(()) => Ok(Turn::new(end)),
+            Err(_) => Err(lock(&self.shared).lost.clone().unwrap_or(EngineError::Draining)),
+        }
+    }
+
+    fn drop_kept(&self) -> Dropped {
+        let (tell, told) = channel();
+        self.send(Control::DropKept(tell));
+        told.recv().unwrap_or_default()
     }
 
     fn stats(&self) -> Stats {
@@ -167,6 +220,19 @@ struct Thread<R: Runner> {
     messages: Receiver<Control>,
     /// [`Shared::seen`].
     seen: u64,
+    turns: VecDeque<Asked>,
+    /// True once all that runs was ended.
+    stopped: bool,
+}
+
+impl Asked {
+    /// Lets the turn begin, and waits for its end.
+    fn wait(self) {
+        if self.begins.send(()).is_ok() {
+            // Nothing is sent: the sender is dropped.
+            let _ = self.ended.recv();
+        }
+    }
 }
 
 impl<R: Runner> Thread<R> {
@@ -177,23 +243,33 @@ impl<R: Runner> Thread<R> {
                 self.publish();
                 return;
             }
-            match catch_unwind(AssertUnwindSafe(|| self.scheduler.step())) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    lock(&self.shared).lost = Some(error.clone());
-                    self.scheduler.fail_all(&error);
-                }
-                // Whatever the step left half done belongs to the requests that fail now.
-                Err(panic) => self.scheduler.fail_all(&panicked(&*panic)),
+            if !self.scheduler.is_idle() {
+                self.step();
+            }
+            if let Some(asked) = self.turns.pop_front() {
+                asked.wait();
             }
             self.publish();
+        }
+    }
+
+    fn step(&mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.scheduler.step())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                lock(&self.shared).lost = Some(error.clone());
+                self.scheduler.fail_all(&error);
+                self.turns.clear();
+            }
+            // Whatever the step left half done belongs to the requests that fail now.
+            Err(panic) => self.scheduler.fail_all(&panicked(&*panic)),
         }
     }
 
     /// Takes all messages, and waits for one if there is nothing to do. False when the engine ends.
     fn listen(&mut self) -> bool {
         loop {
-            let message = match self.scheduler.is_idle() {
+            let message = match self.scheduler.is_idle() && self.turns.is_empty() {
                 true => self.messages.recv().map_err(|_| TryRecvError::Disconnected),
                 false => self.messages.try_recv(),
             };
@@ -204,7 +280,21 @@ impl<R: Runner> Thread<R> {
                     self.refuse_if_lost();
                 }
                 Ok(Control::Cancel(id)) => self.scheduler.cancel(id),
-                Ok(Control::Stop) => self.scheduler.fail_all(&EngineError::Draining),
+                Ok(Control::Turn(asked)) => {
+                    // A turn that is not kept is refused.
+                    if !self.stopped && lock(&self.shared).lost.is_none() {
+                        self.turns.push_back(asked);
+                    }
+                }
+                Ok(Control::DropKept(tell)) => {
+                    // The caller may have gone.
+                    let _ = tell.send(self.scheduler.drop_kept());
+                }
+                Ok(Control::Stop) => {
+                    self.stopped = true;
+                    self.turns.clear();
+                    self.scheduler.fail_all(&EngineError::Draining);
+                }
                 Ok(Control::Quit) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }

@@ -18,6 +18,7 @@ mod engine;
 mod error;
 mod model;
 mod options;
+mod pooled;
 mod prefix;
 mod request;
 mod runner;
@@ -25,7 +26,7 @@ mod scheduler;
 mod sequence;
 mod store;
 
-pub use backend::{Backend, Handle, Stats};
+pub use backend::{Backend, Dropped, Handle, Stats, Turn};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use options::EngineOptions;
@@ -33,4 +34,4 @@ pub use request::{Event, Request, Sink, Times, Usage};
 
 // Parts of requests and events.
 pub use lowbit_kernels::ops::SampleParams;
-pub use lowbit_models::{Finish, GenerationOptions, Logprob, TokenLogprobs};
+pub use lowbit_models::{Constraint, Finish, GenerationOptions, Grammar, Logprob, TokenLogprobs};

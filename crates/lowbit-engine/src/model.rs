@@ -4,21 +4,21 @@ use crate::runner::{Row, Runner, Sampled, Sizes};
 use crate::{EngineError, Request};
 use lowbit_kernels::ops::{Drawn, LogitBias};
 use lowbit_kernels::{KernelError, Tensor};
-use lowbit_models::{Cache, Logits, Mark, Model, ModelError, Sequence, Steps, TokenLogprobs};
+use lowbit_models::{Cache, CacheSize, Logits, Mark, Model, ModelError, Sequence, Steps, TokenLogprobs};
 use std::sync::Arc;
 
 /// A model, whose errors are sorted into those of requests and those of the device.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelRunner {
-    model: Model,
+    pub(crate) model: Model,
     sizes: Sizes,
 }
 
 impl ModelRunner {
     pub(crate) fn new(model: Model) -> Result<Self, EngineError> {
-        model.check_head().map_err(failed)?;
         let size = model.cache_size().map_err(failed)?;
-        let sizes = Sizes { per_token: size.per_token, states: size.fixed, granule: size.granule };
+        let CacheSize { per_token, fixed, granule, .. } = size;
+        let sizes = Sizes { per_token, states: fixed, fixed, marks: usize::MAX, granule };
         Ok(Self { model, sizes })
     }
 
@@ -35,6 +35,7 @@ impl ModelRunner {
                 true => return Err(ModelError::NoTokens),
                 false => self.model.check_ids(&request.prompt)?,
             }
+            self.model.check_head()?;
             options.sampling.validate()?;
             LogitBias::new(&options.logit_bias, self.model.config().vocab_size, self.model.host())?;
             Ok(())
@@ -43,7 +44,7 @@ impl ModelRunner {
     }
 
     /// An error of a pass: the device's, if it does not answer any more.
-    fn sorted(&self, error: ModelError) -> EngineError {
+    pub(crate) fn sorted(&self, error: ModelError) -> EngineError {
         let is_gpu = matches!(&error, ModelError::Kernel(KernelError::Gpu { .. }));
         match is_gpu && self.model.synchronize().is_err() {
             true => EngineError::DeviceLost(Arc::new(error)),
@@ -51,48 +52,68 @@ impl ModelRunner {
         }
     }
 
-    fn sample(&self, sampler: &mut Sampler, logits: &Tensor) -> Result<Drawn, KernelError> {
+    fn sample(&self, sampler: &mut Sampler, logits: &Tensor) -> Result<Drawn, ModelError> {
         sampler.steps.sample(logits)?;
-        sampler.steps.drawn()
+        Ok(sampler.steps.drawn()?)
     }
 
     /// Waits for a drawn token.
     fn drawn(
         &self,
         sampler: &mut Sampler,
-        drawn: Result<Drawn, KernelError>,
+        drawn: Result<Drawn, ModelError>,
         logits: Option<(&Tensor, usize)>,
     ) -> Result<Sampled, EngineError> {
-        let id = drawn.and_then(Drawn::wait).map_err(|error| match error {
-            error @ KernelError::Gpu { .. } => self.sorted(error.into()),
-            error => failed(ModelError::Draw { tokens: sampler.tokens, error }),
-        })?;
+        let id = drawn.and_then(|drawn| Ok(drawn.wait()?));
+        let id = id.map_err(|error| self.undrawn(sampler.tokens, error))?;
         sampler.tokens += 1;
+        let ends = sampler.stop_ids.contains(&id) || sampler.steps.accept(id).map_err(failed)?;
+        self.sampled((id, ends), logits)
+    }
+
+    /// A drawn token, which may end the reply, with the log-probabilities of as many others by
+    /// these logits.
+    pub(crate) fn sampled(
+        &self,
+        (id, ends): (u32, bool),
+        logits: Option<(&Tensor, usize)>,
+    ) -> Result<Sampled, EngineError> {
         let logprobs = logits.map(|(logits, count)| {
             let row = logits.to_device(self.model.host())?;
             Ok(TokenLogprobs::new(row.as_slice::<f32>()?, id, count))
         });
         let logprobs = logprobs.transpose().map_err(|error: KernelError| self.sorted(error.into()))?;
-        Ok(Sampled { id, logprobs })
+        Ok(Sampled { id, logprobs, ends })
+    }
+
+    /// The error of a draw after `tokens` tokens: the device's, or that row's.
+    pub(crate) fn undrawn(&self, tokens: usize, error: ModelError) -> EngineError {
+        match error {
+            error @ ModelError::Kernel(KernelError::Gpu { .. }) => self.sorted(error),
+            ModelError::Kernel(error) => failed(ModelError::Draw { tokens, error }),
+            error => failed(error),
+        }
     }
 
     /// A step of a sequence alone: on a GPU its launches are captured once and replayed.
     fn decode_one(&self, row: &mut Row<'_, Self>) -> Result<Sampled, EngineError> {
         let Sampler { steps, .. } = &mut *row.sampler;
-        let drawn = steps.next(&self.model, row.cache).and_then(|()| steps.drawn());
+        let drawn = steps.next(&self.model, row.cache).and_then(|()| Ok(steps.drawn()?));
         self.drawn(row.sampler, drawn, None)
     }
 }
 
 /// A lost device is not one row's.
-fn of_row(result: Result<Sampled, EngineError>) -> Result<Result<Sampled, EngineError>, EngineError> {
+pub(crate) fn of_row(
+    result: Result<Sampled, EngineError>,
+) -> Result<Result<Sampled, EngineError>, EngineError> {
     match result {
         Err(error) if error.is_lost() => Err(error),
         result => Ok(result),
     }
 }
 
-fn failed(error: ModelError) -> EngineError {
+pub(crate) fn failed(error: ModelError) -> EngineError {
     EngineError::Model(Arc::new(error))
 }
 
@@ -102,6 +123,8 @@ pub(crate) struct Sampler {
     steps: Steps,
     /// Tokens of the text.
     tokens: usize,
+    /// [`GenerationOptions::stop_ids`](lowbit_models::GenerationOptions::stop_ids).
+    stop_ids: Vec<u32>,
 }
 
 impl Runner for ModelRunner {
@@ -127,19 +150,20 @@ impl Runner for ModelRunner {
         capacity: usize,
     ) -> Result<Cache, EngineError> {
         let mut fork = self.model.fork(cache, capacity).map_err(|error| self.sorted(error))?;
-        self.go_back(&mut fork, tokens, mark);
+        self.go_back(&mut fork, tokens, mark)?;
         Ok(fork)
     }
 
-    fn go_back(&self, cache: &mut Cache, tokens: usize, mark: Option<&Mark>) {
+    fn go_back(&self, cache: &mut Cache, tokens: usize, mark: Option<&Mark>) -> Result<(), EngineError> {
         match mark {
             Some(mark) => cache.go_back(mark),
             None => assert!(cache.go_back_to(tokens), "the scheduler goes back to where the cache was"),
         }
+        Ok(())
     }
 
-    fn mark(&self, cache: &Cache) -> Mark {
-        cache.mark()
+    fn mark(&self, cache: &Cache) -> Result<Mark, EngineError> {
+        Ok(cache.mark())
     }
 
     fn make_room(&self, cache: &mut Cache, capacity: usize) -> Result<(), EngineError> {
@@ -152,7 +176,8 @@ impl Runner for ModelRunner {
 
     fn sampler(&self, request: &Request) -> Result<Sampler, EngineError> {
         let steps = Steps::new(None, &self.model, (&request.prompt, &self.model.cache()), &request.options);
-        Ok(Sampler { steps: steps.map_err(|error| self.sorted(error))?, tokens: request.prompt.len() })
+        let steps = steps.map_err(|error| self.sorted(error))?;
+        Ok(Sampler { steps, tokens: request.prompt.len(), stop_ids: request.options.stop_ids.clone() })
     }
 
     fn prefill(
@@ -187,7 +212,8 @@ impl Runner for ModelRunner {
         let logits = self.model.forward_batch(&mut batch, Logits::Last);
         let logits = logits.map_err(|error| self.sorted(error))?;
         let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
-        // All draws are recorded before the host waits for the first.
+        // All draws are recorded before the host waits for the first. Grammars say what may be
+        // drawn while a GPU still runs the pass.
         let mut drawn = vec![];
         for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.samples) {
             let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
@@ -224,7 +250,7 @@ mod tests {
             let mut cache = runner.cache(100).unwrap();
             bytes(&cache, 100);
             runner.prefill(&mut cache, &[1; 64], None).unwrap();
-            let mark = (sizes.states > 0).then(|| runner.mark(&cache));
+            let mark = (sizes.states > 0).then(|| runner.mark(&cache).unwrap());
             runner.prefill(&mut cache, &[2; 64], None).unwrap();
             runner.make_room(&mut cache, 257).unwrap();
             bytes(&cache, 257);

@@ -23,6 +23,9 @@ pub struct Request {
     /// Requests of a higher priority are started first. Waiting raises a request's own, see
     /// [`EngineOptions::ageing`](crate::EngineOptions::ageing).
     pub priority: i32,
+    /// The client, by any number. Of requests with equal priority, that one starts first whose
+    /// client has the fewest running.
+    pub client: u64,
 }
 
 impl Request {
@@ -34,6 +37,7 @@ impl Request {
             logprobs: None,
             checkpoints: vec![],
             priority: 0,
+            client: 0,
         }
     }
 
@@ -53,6 +57,12 @@ impl Request {
     #[must_use]
     pub fn with_checkpoints(self, checkpoints: Vec<usize>) -> Self {
         Self { checkpoints, ..self }
+    }
+
+    /// Of this client.
+    #[must_use]
+    pub fn with_client(self, client: u64) -> Self {
+        Self { client, ..self }
     }
 
     /// With this priority.

@@ -13,6 +13,11 @@ pub(crate) struct Sizes {
     pub per_token: usize,
     /// Recurrent states, in bytes; 0 for models of attention alone.
     pub states: usize,
+    /// Of them, those that a cache, and a mark, takes from the budget: 0 where they have memory of
+    /// their own.
+    pub fixed: usize,
+    /// The most marks of all caches together.
+    pub marks: usize,
     /// Keys and values are allocated for multiples of this many tokens.
     pub granule: usize,
 }
@@ -25,7 +30,7 @@ impl Sizes {
 
     /// Bytes of a cache of this capacity.
     pub(crate) fn bytes(&self, capacity: usize) -> usize {
-        self.per_token.saturating_mul(capacity).saturating_add(self.states)
+        self.per_token.saturating_mul(capacity).saturating_add(self.fixed)
     }
 
     /// Of `context` tokens, those whose cache fits into `budget` bytes.
@@ -33,7 +38,7 @@ impl Sizes {
         if self.bytes(self.capacity(context)) <= budget {
             return context;
         }
-        let tokens = budget.saturating_sub(self.states) / self.per_token.max(1);
+        let tokens = budget.saturating_sub(self.fixed) / self.per_token.max(1);
         tokens - tokens % self.granule
     }
 }
@@ -43,6 +48,8 @@ impl Sizes {
 pub(crate) struct Sampled {
     pub id: u32,
     pub logprobs: Option<TokenLogprobs>,
+    /// True if the reply ends with it: it is a stop id, or completes a grammar.
+    pub ends: bool,
 }
 
 /// A sequence in a batch of steps.
@@ -84,10 +91,22 @@ pub(crate) trait Runner {
     ) -> Result<Self::Cache, EngineError>;
 
     /// Sets `cache` to what it was after `tokens` tokens.
-    fn go_back(&self, cache: &mut Self::Cache, tokens: usize, mark: Option<&Self::Mark>);
+    fn go_back(
+        &self,
+        cache: &mut Self::Cache,
+        tokens: usize,
+        mark: Option<&Self::Mark>,
+    ) -> Result<(), EngineError>;
 
     /// The states as they are.
-    fn mark(&self, cache: &Self::Cache) -> Self::Mark;
+    fn mark(&self, cache: &Self::Cache) -> Result<Self::Mark, EngineError>;
+
+    /// Nobody runs on `cache` until [`Self::go_back`] to one of its marks, or in models without
+    /// states to any place, among its first `tokens` tokens. Returns the tokens that it has room
+    /// for then, of `capacity` before.
+    fn park(&self, _cache: &mut Self::Cache, _tokens: usize, capacity: usize) -> usize {
+        capacity
+    }
 
     /// Makes room for `capacity` tokens in all.
     fn make_room(&self, cache: &mut Self::Cache, capacity: usize) -> Result<(), EngineError>;

@@ -109,7 +109,7 @@ impl<R: Runner> Sequence<R> {
 
     /// Takes a sampled token. Returns why the reply ends with it, if it does.
     pub(crate) fn push(&mut self, sampled: Sampled, context: usize, now: Duration) -> Option<Finish> {
-        let Sampled { id, logprobs } = sampled;
+        let Sampled { id, logprobs, ends } = sampled;
         let before = self.text.len();
         self.text.push(id);
         self.first.get_or_insert(now);
@@ -117,6 +117,9 @@ impl<R: Runner> Sequence<R> {
             return Some(Finish::Stop);
         }
         self.emit(Event::Token { id, logprobs });
+        if ends {
+            return Some(Finish::Stop);
+        }
         let is_full = self.sampled() >= self.request.options.max_tokens || before >= context;
         is_full.then_some(Finish::Length)
     }

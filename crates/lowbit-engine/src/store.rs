@@ -1,5 +1,6 @@
 //! Caches that are kept for later requests.
 
+use crate::EngineError;
 use crate::prefix::{Found, HolderId, PrefixTree};
 use crate::runner::{BLOCK, Runner, Sizes};
 use std::collections::HashMap;
@@ -20,7 +21,12 @@ impl<R: Runner> Held<R> {
     /// and a mark's states are those of the running cache only until its next pass, which copies
     /// them.
     pub(crate) fn bytes(&self, sizes: &Sizes) -> usize {
-        sizes.bytes(self.capacity) + self.marks.len() * sizes.states
+        sizes.bytes(self.capacity) + self.marks.len() * sizes.fixed
+    }
+
+    /// Recurrent states that it has: its own, and the marks'.
+    pub(crate) fn states(&self) -> usize {
+        1 + self.marks.len()
     }
 
     /// The states after `tokens` tokens.
@@ -29,9 +35,10 @@ impl<R: Runner> Held<R> {
     }
 
     /// Goes back to the first `tokens` tokens.
-    pub(crate) fn go_back(&mut self, runner: &R, tokens: usize) {
-        runner.go_back(&mut self.cache, tokens, mark_at::<R>(&self.marks, tokens));
+    pub(crate) fn go_back(&mut self, runner: &R, tokens: usize) -> Result<(), EngineError> {
+        runner.go_back(&mut self.cache, tokens, mark_at::<R>(&self.marks, tokens))?;
         self.marks.retain(|&(place, _)| place <= tokens);
+        Ok(())
     }
 }
 
@@ -75,6 +82,11 @@ impl<R: Runner> Store<R> {
         self.kept.len()
     }
 
+    /// Recurrent states of all kept caches.
+    pub(crate) fn states(&self) -> usize {
+        self.kept.values().map(|kept| kept.held.states()).sum()
+    }
+
     fn has_states(&self) -> bool {
         self.sizes.states > 0
     }
@@ -95,12 +107,18 @@ impl<R: Runner> Store<R> {
         }
     }
 
+    /// Marks of all kept caches.
+    pub(crate) fn marks(&self) -> usize {
+        self.kept.values().map(|kept| kept.held.marks.len()).sum()
+    }
+
     /// Keeps a cache whose first tokens the tree knows, unless others make it useless.
-    pub(crate) fn keep(&mut self, held: Held<R>, now: Duration) {
+    pub(crate) fn keep(&mut self, runner: &R, mut held: Held<R>, now: Duration) {
         if self.tree.gain(held.id, self.has_states()) == 0 {
             self.tree.remove(held.id);
             return;
         }
+        held.capacity = runner.park(&mut held.cache, self.tree.length(held.id), held.capacity);
         self.bytes += held.bytes(&self.sizes);
         self.kept.insert(held.id, Kept { held, used: now });
     }

@@ -6,6 +6,8 @@ use lowbit_engine::{Backend, Engine, EngineError, Event, Finish, Request};
 use lowbit_kernels::Device;
 use lowbit_models::{Model, Target};
 use std::ops::ControlFlow::Continue;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use support::tiny::Tiny;
 use support::{alone, ask, exact, ids, options, patient, settle, start};
 
@@ -79,6 +81,10 @@ fn t27_the_queue_is_bounded() {
     let engine = start(&model, patient(&model).with_max_running(1).with_max_waiting(2));
     let running = ask(&engine, long(&model, 0));
     running.until(is_token);
+    // It counts as waiting until the step that drew the token has ended.
+    while engine.stats().waiting > 0 {
+        std::thread::yield_now();
+    }
     let mut waiting: Vec<_> = (1..3).map(|seed| ask(&engine, long(&model, seed))).collect();
     let refused = engine.submit(long(&model, 3), Box::new(|_| Continue(()))).unwrap_err();
     assert_eq!(refused.to_string(), "2 requests are waiting, and 2 may wait at most");
@@ -175,4 +181,68 @@ fn a_row_of_nan_fails_its_request_alone() {
     for (seed, asked) in asked.into_iter().enumerate() {
         assert_eq!(asked.answer().tokens, alone(&model, &good(seed as u32)).0);
     }
+}
+
+#[test]
+fn turns_are_between_steps_and_in_order() {
+    let model = exact("qwen3");
+    let engine = start(&model, patient(&model));
+    let asked = ask(&engine, long(&model, 1));
+    asked.until(is_token);
+    let held = engine.turn().unwrap();
+    // What the last step has written is here; nothing is while the turn lives.
+    while asked.events.try_recv().is_ok() {}
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(asked.events.try_recv().is_err());
+    let (order, engine) = (Mutex::new(vec![]), &engine);
+    std::thread::scope(|scope| {
+        for name in 0..3 {
+            let order = &order;
+            scope.spawn(move || {
+                for _ in 0..3 {
+                    let _turn = engine.turn().unwrap();
+                    order.lock().unwrap().push((name, engine.stats().steps));
+                }
+            });
+            // Until it has asked.
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        drop(held);
+    });
+    let order = order.into_inner().unwrap();
+    let names: Vec<u64> = order.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, [0, 1, 2, 0, 1, 2, 0, 1, 2]);
+    // The reply went on between two turns.
+    assert!(order.windows(2).all(|pair| pair[0].1 < pair[1].1), "{order:?}");
+    drop(asked.handle);
+    settle(engine);
+    // Without requests the engine waits for turns alone.
+    assert!(engine.turn().is_ok() && engine.turn().is_ok());
+    engine.drain();
+    assert!(engine.turn().is_ok());
+    engine.stop();
+    assert!(matches!(engine.turn().unwrap_err(), EngineError::Draining));
+}
+
+#[test]
+fn clients_share_the_places() {
+    let model = exact("qwen3");
+    let engine = start(&model, patient(&model).with_max_running(2));
+    let order = Arc::new(Mutex::new(vec![]));
+    let held = engine.turn().unwrap();
+    let mut handles = vec![];
+    // The first client asks for five replies, before another asks for one.
+    for (name, client) in [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1), ("a5", 1), ("b1", 2)] {
+        let (order, started) = (order.clone(), Request::new(ids(&model, 3, 20)).with_options(options(0, 30)));
+        let sink = Box::new(move |event: Event| {
+            if matches!(event, Event::Started { .. }) {
+                order.lock().unwrap().push(name);
+            }
+            Continue(())
+        });
+        handles.push(engine.submit(started.with_client(client), sink).unwrap());
+    }
+    drop(held);
+    settle(&engine);
+    assert_eq!(*order.lock().unwrap(), ["a1", "b1", "a2", "a3", "a4", "a5"]);
 }

@@ -2,7 +2,9 @@
 
 mod support;
 
-use lowbit_engine::{Backend, Finish, Request};
+use lowbit_engine::{Backend, EngineError, Finish, Request};
+use std::sync::Arc;
+use support::thirds::Thirds;
 use support::{alone, ask, exact, ids, options, patient, start};
 
 /// A model of attention alone, and two with recurrent states.
@@ -58,6 +60,38 @@ fn t12_t33_twelve_side_by_side_each_equal_themselves_alone() {
         );
         assert!(worst <= 1e-4, "{name}: {worst:e}");
         assert!(engine.stats().last_batch > 0);
+    }
+}
+
+#[test]
+fn t22_grammars_hold_their_own_requests_alone() {
+    for name in MODELS {
+        let model = exact(name);
+        let engine = start(&model, patient(&model).with_prefix_cache(false));
+        let request = |index: u32| {
+            // Every second one is held; the last one's grammar fails.
+            let vocab_size = if index == 7 { 0 } else { model.config().vocab_size };
+            let mut options = options(index.into(), 12);
+            if index % 2 == 1 {
+                options = options.with_grammar(Arc::new(Thirds { vocab_size, length: 8 }));
+            }
+            Request::new(ids(&model, index, 20 + index as usize)).with_options(options)
+        };
+        let asked: Vec<_> = (0..8).map(|index| ask(&engine, request(index))).collect();
+        for (index, asked) in (0..8).zip(asked) {
+            let answer = asked.answer();
+            if index == 7 {
+                let error = answer.end.unwrap_err();
+                assert!(matches!(error, EngineError::Model(_)), "{error}");
+                assert_eq!(error.to_string(), "the grammar: no token is left");
+                continue;
+            }
+            let finish = answer.end.unwrap().0;
+            assert_eq!((answer.tokens.clone(), finish), alone(&model, &request(index)), "{name}: {index}");
+            let (length, end) = if index % 2 == 1 { (8, Finish::Stop) } else { (12, Finish::Length) };
+            assert_eq!((answer.tokens.len(), finish), (length, end), "{name}: {index}");
+            assert!(index % 2 == 0 || Thirds::fit(&answer.tokens), "{name}: {index}");
+        }
     }
 }
 

@@ -18,14 +18,18 @@ enum Start {
 }
 
 impl<R: Runner> Scheduler<R> {
-    /// Starts waiting requests, in order of priority and age, until one does not fit. None
-    /// overtakes one that waits for memory, or large requests would starve.
+    /// Starts waiting requests, in order of priority, of what their clients have running, and of
+    /// age, until one does not fit. None overtakes one that waits for memory, or large requests
+    /// would starve.
     pub(super) fn admit(&mut self) -> Result<(), EngineError> {
         let mut later = vec![];
         while self.running.len() < self.options.max_running {
             let now = (self.now)();
             let ready = self.waiting.iter().enumerate().filter(|(_, sequence)| !later.contains(&sequence.id));
-            let first = ready.max_by_key(|(_, sequence)| sequence.rank(now, self.options.ageing));
+            let first = ready.max_by_key(|(_, sequence)| {
+                let (raised, age) = sequence.rank(now, self.options.ageing);
+                (raised, Reverse(self.running_of(sequence.request.client)), age)
+            });
             let Some((index, sequence)) = first else { break };
             let id = sequence.id;
             match self.start(index) {
@@ -40,6 +44,11 @@ impl<R: Runner> Scheduler<R> {
             }
         }
         Ok(())
+    }
+
+    /// Running requests of a client.
+    fn running_of(&self, client: u64) -> usize {
+        self.running.iter().filter(|sequence| sequence.request.client == client).count()
     }
 
     /// Starts a waiting request.
@@ -168,14 +177,12 @@ impl<R: Runner> Scheduler<R> {
         }
         let Some(mut held) = self.store.take(donor) else { return Ok(None) };
         self.store.tree.truncate(donor, found.tokens);
-        held.go_back(&self.runner, found.tokens);
-        if capacity > old {
-            if let Err(error) = self.runner.make_room(&mut held.cache, capacity) {
-                self.store.tree.remove(donor);
-                return if error.is_lost() { Err(error) } else { Ok(None) };
-            }
-            held.capacity = capacity;
+        let ready = held.go_back(&self.runner, found.tokens);
+        if let Err(error) = ready.and_then(|()| self.runner.make_room(&mut held.cache, capacity)) {
+            self.store.tree.remove(donor);
+            return if error.is_lost() { Err(error) } else { Ok(None) };
         }
+        held.capacity = capacity;
         Ok(Some(held))
     }
 

@@ -2,6 +2,7 @@
 //! and so do simulations.
 
 mod admit;
+mod cost;
 mod run;
 #[cfg(test)]
 mod simulation;
@@ -9,7 +10,8 @@ mod simulation;
 use crate::runner::{BLOCK, Runner, Sizes};
 use crate::sequence::Sequence;
 use crate::store::Store;
-use crate::{EngineError, EngineOptions, Finish, Request, Sink, Stats};
+use crate::{Dropped, EngineError, EngineOptions, Finish, Request, Sink, Stats};
+use cost::Cost;
 use std::time::Duration;
 
 /// Requests, their caches, and the order in which they run.
@@ -24,8 +26,8 @@ pub(crate) struct Scheduler<R: Runner> {
     waiting: Vec<Sequence<R>>,
     running: Vec<Sequence<R>>,
     store: Store<R>,
-    /// Prompt tokens per second, as measured; 0 before the first.
-    rate: f64,
+    /// The time that parts of prompts take, as measured.
+    cost: Cost,
     counts: Stats,
 }
 
@@ -75,7 +77,7 @@ impl<R: Runner> Scheduler<R> {
             store: Store::new(sizes),
             waiting: vec![],
             running: vec![],
-            rate: 0.0,
+            cost: Cost::default(),
             runner,
             sizes,
             options,
@@ -140,7 +142,7 @@ impl<R: Runner> Scheduler<R> {
         let mut sequence = self.running.swap_remove(index);
         if let Some(live) = sequence.live.take() {
             if self.options.prefix_cache {
-                self.store.keep(live.held, (self.now)());
+                self.store.keep(&self.runner, live.held, (self.now)());
             } else {
                 self.store.tree.remove(live.held.id);
             }
@@ -179,6 +181,13 @@ impl<R: Runner> Scheduler<R> {
         }
     }
 
+    /// Drops all caches that no request runs on.
+    pub(crate) fn drop_kept(&mut self) -> Dropped {
+        let dropped = Dropped { texts: self.store.len(), bytes: self.store.bytes() };
+        while self.store.evict(None, (self.now)()) {}
+        dropped
+    }
+
     fn running_bytes(&self) -> usize {
         self.running.iter().map(|sequence| sequence.bytes(&self.sizes)).sum()
     }
@@ -195,6 +204,16 @@ impl<R: Runner> Scheduler<R> {
             running_bytes: self.running_bytes(),
             cached_bytes: self.store.bytes(),
             cached_texts: self.store.len(),
+            cached_states: self.store.states(),
+            running_states: self
+                .running
+                .iter()
+                .filter_map(|it| it.live.as_ref())
+                .map(|it| it.held.states())
+                .sum(),
+            token_bytes: self.sizes.per_token,
+            state_bytes: self.sizes.states,
+            block_tokens: BLOCK,
             ..self.counts.clone()
         }
     }

@@ -6,9 +6,6 @@ use crate::sequence::{Live, Sequence};
 use crate::{EngineError, Event, Finish};
 use std::time::Duration;
 
-/// The weight of the last part of a prompt in the measured rate.
-const NEWEST: f64 = 0.3;
-
 impl<R: Runner> Scheduler<R> {
     /// Runs a token of each sequence whose prompt is done. Returns their number.
     pub(super) fn decode(&mut self) -> Result<usize, EngineError> {
@@ -79,7 +76,7 @@ impl<R: Runner> Scheduler<R> {
             let next = prompts.max_by_key(|(_, sequence)| sequence.rank(now, self.options.ageing));
             let Some((index, _)) = next else { break };
             let left = self.options.target_inter_token.saturating_sub(now.saturating_sub(start));
-            let fitting = if others_write { (self.rate * left.as_secs_f64()) as usize } else { usize::MAX };
+            let fitting = if others_write { self.cost.fitting(left) } else { usize::MAX };
             if part > 0 && (!others_write || fitting < BLOCK) {
                 break;
             }
@@ -110,7 +107,7 @@ impl<R: Runner> Scheduler<R> {
             }
         };
         let now = (self.now)();
-        self.measure(end - position, now.saturating_sub(before));
+        self.cost.add(end - position, now.saturating_sub(before));
         self.reached(index, end, now);
         match sampled {
             Some(result) => self.sampled(id, result),
@@ -139,21 +136,29 @@ impl<R: Runner> Scheduler<R> {
             return;
         }
         live.places.remove(0);
-        if !self.make_free(self.sizes.states, None) {
+        if !self.make_free(self.sizes.fixed, None) || !self.make_mark_free() {
             return;
         }
-        if let Some(live) = &mut self.running[index].live {
-            live.held.marks.push((end, self.runner.mark(&live.held.cache)));
+        // Without memory for it, later requests read more of their prompts.
+        if let Some(live) = &mut self.running[index].live
+            && let Ok(mark) = self.runner.mark(&live.held.cache)
+        {
+            live.held.marks.push((end, mark));
             self.store.tree.mark(live.held.id, end);
         }
     }
 
-    fn measure(&mut self, tokens: usize, time: Duration) {
-        if time.is_zero() {
-            return;
+    /// Evicts kept caches until there may be one mark more; false if running requests have all.
+    fn make_mark_free(&mut self) -> bool {
+        let running = self.running.iter().filter_map(|sequence| sequence.live.as_ref());
+        let running: usize = running.map(|live| live.held.marks.len()).sum();
+        while running + self.store.marks() >= self.sizes.marks {
+            if !self.store.evict(None, (self.now)()) {
+                return false;
+            }
+            self.counts.evicted += 1;
         }
-        let rate = tokens as f64 / time.as_secs_f64();
-        self.rate = if self.rate == 0.0 { rate } else { self.rate + NEWEST * (rate - self.rate) };
+        true
     }
 }
 

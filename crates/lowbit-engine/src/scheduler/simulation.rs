@@ -79,7 +79,7 @@ fn reply(request: &Request, context: usize) -> (Vec<u32>, Finish) {
 
 impl Fake {
     fn new(states: usize) -> Self {
-        let sizes = Sizes { per_token: 1, states, granule: BLOCK };
+        let sizes = Sizes { per_token: 1, states, fixed: states, marks: usize::MAX, granule: BLOCK };
         Self { sizes, clock: Rc::default(), bytes: Rc::default(), memory: Rc::new(Cell::new(usize::MAX)) }
     }
 
@@ -121,19 +121,25 @@ impl Runner for Fake {
     ) -> Result<FakeCache, EngineError> {
         assert!(capacity >= cache.capacity);
         let mut fork = FakeCache { tokens: cache.tokens.clone(), ..self.cache(capacity)? };
-        self.go_back(&mut fork, tokens, mark);
+        self.go_back(&mut fork, tokens, mark)?;
         Ok(fork)
     }
 
-    fn go_back(&self, cache: &mut FakeCache, tokens: usize, mark: Option<&FakeMark>) {
+    fn go_back(
+        &self,
+        cache: &mut FakeCache,
+        tokens: usize,
+        mark: Option<&FakeMark>,
+    ) -> Result<(), EngineError> {
         assert_eq!(mark.is_some(), self.sizes.states > 0, "states need a mark");
         assert!(mark.is_none_or(|mark| mark.tokens == cache.tokens[..tokens]), "the mark is of this place");
         cache.tokens.truncate(tokens);
         assert!(cache.tokens.iter().all(|&(_, prefilled)| prefilled), "steps' keys are not for others");
+        Ok(())
     }
 
-    fn mark(&self, cache: &FakeCache) -> FakeMark {
-        FakeMark { tokens: cache.tokens.clone(), _bytes: Bytes::new(self.sizes.states, &self.bytes) }
+    fn mark(&self, cache: &FakeCache) -> Result<FakeMark, EngineError> {
+        Ok(FakeMark { tokens: cache.tokens.clone(), _bytes: Bytes::new(self.sizes.states, &self.bytes) })
     }
 
     fn make_room(&self, cache: &mut FakeCache, capacity: usize) -> Result<(), EngineError> {
@@ -165,7 +171,7 @@ impl Runner for Fake {
         let id = next(cache.tokens.iter().map(|&(id, _)| id));
         let drawn = match tokens.last() {
             Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
-            _ => Ok(Sampled { id, logprobs: None }),
+            _ => Ok(Sampled { id, logprobs: None, ends: false }),
         };
         Ok(sampler.map(|_| drawn))
     }
@@ -178,7 +184,7 @@ impl Runner for Fake {
             assert!(row.cache.tokens.len() <= row.cache.capacity, "there is room");
             if row.samples {
                 let id = next(row.cache.tokens.iter().map(|&(id, _)| id));
-                sampled.push(Ok(Sampled { id, logprobs: None }));
+                sampled.push(Ok(Sampled { id, logprobs: None, ends: false }));
             }
         }
         Ok(sampled)
@@ -304,7 +310,7 @@ fn without_stop(prompt: Vec<u32>, max_tokens: usize) -> Request {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Submit { request: Request, breaks: Option<usize> },
+    Submit { request: Box<Request>, breaks: Option<usize> },
     Steps(usize),
     Cancel(usize),
 }
@@ -319,7 +325,7 @@ fn op() -> impl Strategy<Value = Op> {
     });
     let breaks = proptest::option::weighted(0.1, 1usize..30);
     prop_oneof![
-        4 => (request, breaks).prop_map(|(request, breaks)| Op::Submit { request, breaks }),
+        4 => (request, breaks).prop_map(|(request, breaks)| Op::Submit { request: Box::new(request), breaks }),
         3 => (1usize..60).prop_map(Op::Steps),
         1 => (0usize..30).prop_map(Op::Cancel),
     ]
@@ -342,7 +348,7 @@ proptest! {
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
             match op {
-                Op::Submit { request, breaks } => match simulation.submit(request, breaks) {
+                Op::Submit { request, breaks } => match simulation.submit(*request, breaks) {
                     Ok(id) => breaking.extend(breaks.map(|_| id)),
                     Err(error) => assert!(matches!(error, EngineError::TooLarge { .. }), "{error}"),
                 },

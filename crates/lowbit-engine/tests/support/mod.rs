@@ -1,6 +1,8 @@
 //! Models and requests for all tests of the engine.
 #![allow(dead_code)] // Each test uses its part.
 
+#[path = "../../../lowbit-models/tests/support/thirds.rs"]
+pub mod thirds;
 #[path = "../../../lowbit-models/tests/support/tiny.rs"]
 pub mod tiny;
 

@@ -1,0 +1,270 @@
+//! The model behind the scheduler, on a GPU: all caches are in a pool, and a batch is one pass.
+
+use crate::model::{ModelRunner, failed, of_row};
+use crate::runner::{Row, Runner, Sampled, Sizes};
+use crate::{EngineError, EngineOptions, Request};
+use lowbit_kernels::ops::{self, DecodeState};
+use lowbit_kernels::{KernelError, Tensor};
+use lowbit_models::{
+    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, GenerationOptions, LogitRules, Logits,
+    ModelError, PoolCache, PoolMark,
+};
+use std::cell::RefCell;
+
+/// The cut of a budget into the parts of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Parts {
+    /// Sequences that run at the same time.
+    slots: usize,
+    /// Copies of their states that are kept for later sequences.
+    marks: usize,
+    /// Pages of keys and values.
+    pages: usize,
+}
+
+impl Parts {
+    /// Of `bytes`, running states may take a quarter, and kept ones a fifth.
+    fn of(size: &CacheSize, bytes: usize, running: usize) -> Self {
+        let states = size.fixed;
+        // One slot and one page more are nobody's.
+        let slots = (bytes / 4).checked_div(states).map_or(running, |fitting| running.min(fitting)).max(1);
+        let marks = (bytes / 5).checked_div(states).unwrap_or(0);
+        let left = bytes.saturating_sub((slots + 1 + marks).saturating_mul(states));
+        let page = size.per_token.saturating_mul(ops::PAGE_TOKENS).max(1);
+        let most = (u32::MAX as usize / size.widest.max(1) / ops::PAGE_TOKENS).saturating_sub(1);
+        Self { slots, marks, pages: (left / page).saturating_sub(1).min(most) }
+    }
+}
+
+/// As [`ModelRunner`], with a pool of its own.
+#[derive(Debug)]
+pub(crate) struct PooledRunner {
+    one: ModelRunner,
+    sizes: Sizes,
+    context: usize,
+    pool: RefCell<CachePool>,
+    steps: RefCell<BatchSteps>,
+    next_id: RefCell<u64>,
+}
+
+/// A request's sampling.
+#[derive(Debug)]
+pub(crate) struct PooledSampler {
+    id: u64,
+    options: GenerationOptions,
+    rules: LogitRules,
+    /// The prompt's length, and all tokens.
+    prompt: usize,
+    text: Vec<u32>,
+}
+
+impl PooledRunner {
+    /// Allocates the pool, and sets the options to what it holds.
+    pub(crate) fn new(one: ModelRunner, options: &mut EngineOptions) -> Result<Self, EngineError> {
+        let size = one.model.cache_size().map_err(failed)?;
+        let parts = Parts::of(&size, options.cache_bytes, options.max_running.max(1));
+        let sizes = Sizes {
+            per_token: size.per_token,
+            states: size.fixed,
+            fixed: 0,
+            marks: parts.marks,
+            granule: ops::PAGE_TOKENS,
+        };
+        options.cache_bytes = size.per_token.saturating_mul(parts.pages * ops::PAGE_TOKENS);
+        let context = sizes.fitting(one.context(), options.cache_bytes);
+        let pool = CachePool::new(&one.model, parts.pages, parts.slots).map_err(failed)?;
+        let window = GenerationOptions::default().repetition_context;
+        let steps = BatchSteps::new(&one.model, parts.slots, context, window);
+        let steps = steps.map_err(|error| failed(error.into()))?;
+        options.max_running = parts.slots.min(steps.capacity());
+        Ok(Self { one, sizes, context, pool: pool.into(), steps: steps.into(), next_id: 0.into() })
+    }
+
+    fn full(&self) -> EngineError {
+        failed(ModelError::PoolIsFull)
+    }
+
+    /// The token that was drawn for a text.
+    fn taken(
+        &self,
+        sampler: &mut PooledSampler,
+        id: Result<u32, ModelError>,
+        logits: Option<(&Tensor, usize)>,
+    ) -> Result<Sampled, EngineError> {
+        let PooledSampler { options, rules, text, .. } = sampler;
+        let id = id.map_err(|error| self.one.undrawn(text.len(), error))?;
+        text.push(id);
+        let ends = options.stop_ids.contains(&id) || rules.accept(id).map_err(failed)?;
+        self.one.sampled((id, ends), logits)
+    }
+
+    fn kernel(&self, error: KernelError) -> EngineError {
+        self.one.sorted(error.into())
+    }
+
+    /// The first token of a reply.
+    fn first(
+        &self,
+        sampler: &mut PooledSampler,
+        logits: &Tensor,
+        logprobs: Option<usize>,
+    ) -> Result<Sampled, EngineError> {
+        let PooledSampler { options, rules, text, .. } = sampler;
+        let device = self.one.model.device();
+        let mut draw = || {
+            let mut state = DecodeState::new(text, options.repetition_context, device)?;
+            ops::sample_next(&rules.apply(logits)?, &mut state, &options.sampling)?;
+            Ok(state.drawn()?.wait()?)
+        };
+        let id = draw();
+        self.taken(sampler, id, logprobs.map(|count| (logits, count)))
+    }
+}
+
+impl Runner for PooledRunner {
+    type Cache = PoolCache;
+    type Mark = PoolMark;
+    type Sampler = PooledSampler;
+
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn cache(&self, capacity: usize) -> Result<PoolCache, EngineError> {
+        let mut pool = self.pool.borrow_mut();
+        let mut cache = pool.cache().map_err(|error| self.kernel(error))?.ok_or_else(|| self.full())?;
+        match pool.make_room(&mut cache, capacity) {
+            true => Ok(cache),
+            false => Err(self.full()),
+        }
+    }
+
+    fn fork(
+        &self,
+        cache: &PoolCache,
+        tokens: usize,
+        mark: Option<&PoolMark>,
+        capacity: usize,
+    ) -> Result<PoolCache, EngineError> {
+        let fork = self.pool.borrow_mut().fork(cache, (tokens, mark), capacity);
+        fork.map_err(|error| self.kernel(error))?.ok_or_else(|| self.full())
+    }
+
+    fn go_back(
+        &self,
+        cache: &mut PoolCache,
+        tokens: usize,
+        mark: Option<&PoolMark>,
+    ) -> Result<(), EngineError> {
+        self.pool.borrow_mut().go_back(cache, tokens, mark).map_err(|error| self.one.sorted(error))
+    }
+
+    fn mark(&self, cache: &PoolCache) -> Result<PoolMark, EngineError> {
+        self.pool.borrow().mark(cache).map_err(|error| self.one.sorted(error))
+    }
+
+    fn park(&self, cache: &mut PoolCache, tokens: usize, _: usize) -> usize {
+        cache.park(tokens);
+        cache.capacity()
+    }
+
+    fn make_room(&self, cache: &mut PoolCache, capacity: usize) -> Result<(), EngineError> {
+        match self.pool.borrow().make_room(cache, capacity) {
+            true => Ok(()),
+            false => Err(self.full()),
+        }
+    }
+
+    fn release(&self, _: &mut PooledSampler) {
+        // A captured step reads where caches are.
+    }
+
+    fn sampler(&self, request: &Request) -> Result<PooledSampler, EngineError> {
+        // No text is longer than the context.
+        let window = request.options.repetition_context.min(self.context);
+        let options = request.options.clone().with_repetition_context(window);
+        let rules = LogitRules::new(&options, &self.one.model).map_err(|error| self.one.sorted(error))?;
+        let mut next = self.next_id.borrow_mut();
+        *next += 1;
+        let (prompt, text) = (request.prompt.len(), request.prompt.clone());
+        Ok(PooledSampler { id: *next, options, rules, prompt, text })
+    }
+
+    fn prefill(
+        &self,
+        cache: &mut PoolCache,
+        tokens: &[u32],
+        sampler: Option<(&mut PooledSampler, Option<usize>)>,
+    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
+        let (wanted, model) = (if sampler.is_some() { Logits::Last } else { Logits::None }, &self.one.model);
+        let logits = model.forward_in(&mut self.pool.borrow_mut(), cache, tokens, wanted);
+        let logits = logits.map_err(|error| self.one.sorted(error))?;
+        let (Some(logits), Some((sampler, logprobs))) = (logits, sampler) else {
+            // The scheduler measures how long it takes.
+            model.synchronize().map_err(|error| self.one.sorted(error))?;
+            return Ok(None);
+        };
+        of_row(self.first(sampler, &logits, logprobs)).map(Some)
+    }
+
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
+        let mut steps = self.steps.borrow_mut();
+        let model = &self.one.model;
+        let widest = rows.iter().map(|row| row.sampler.options.repetition_context).max().unwrap_or(0);
+        if widest > steps.window() {
+            let (capacity, window) = (steps.capacity(), widest.next_power_of_two());
+            *steps = BatchSteps::new(model, capacity, self.context, window).map_err(|e| self.kernel(e))?;
+        }
+        let mut batch: Vec<BatchRow<'_>> = rows
+            .iter_mut()
+            .map(|row| {
+                let PooledSampler { id, options, rules, prompt, text } = &mut *row.sampler;
+                let text = &text[..=row.cache.position()];
+                BatchRow {
+                    id: *id,
+                    sampled: (text.len() - *prompt) as u32,
+                    text,
+                    cache: row.cache,
+                    options,
+                    rules: Some(rules),
+                    draws: row.samples,
+                    keeps_logits: row.samples && row.logprobs.is_some(),
+                }
+            })
+            .collect();
+        let drawn = steps.step(model, &mut self.pool.borrow_mut(), &mut batch);
+        let drawn = drawn.map_err(|error| self.one.sorted(error))?;
+        drop(batch);
+        let drawing = rows.iter_mut().filter(|row| row.samples);
+        let taken = |(row, drawn): (&mut Row<'_, Self>, BatchDrawn)| {
+            of_row(self.taken(row.sampler, drawn.id, drawn.logits.as_ref().zip(row.logprobs)))
+        };
+        drawing.zip(drawn).map(taken).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_cut_into_states_and_pages() {
+        let size = |per_token, fixed| {
+            let mut size = CacheSize::default();
+            (size.per_token, size.fixed, size.widest) = (per_token, fixed, 1024);
+            size
+        };
+        // 9B: 32 KiB a token, 50 MiB of states; 48 GiB hold what the budget says, less a fifth.
+        let (token, states) = (32 << 10, 50 << 20);
+        let parts = Parts::of(&size(token, states), 48 << 30, 64);
+        assert_eq!(parts, Parts { slots: 64, marks: 196, pages: 18_050 });
+        let bytes = (parts.slots + 1 + parts.marks) * states + (parts.pages + 1) * 64 * token;
+        assert!(bytes <= 48 << 30 && bytes + 64 * token > 48 << 30);
+        // A small budget runs fewer; one that is far too small runs none of any length.
+        assert_eq!(Parts::of(&size(token, states), 1 << 30, 64), Parts { slots: 5, marks: 4, pages: 261 });
+        assert_eq!(Parts::of(&size(token, states), 1 << 20, 64), Parts { slots: 1, marks: 0, pages: 0 });
+        // Attention alone takes all for pages, as many as 32 bits count elements of.
+        assert_eq!(Parts::of(&size(token, 0), 4 << 30, 64), Parts { slots: 64, marks: 0, pages: 2047 });
+        assert_eq!(Parts::of(&size(token, 0), 1 << 50, 64).pages, 65_534);
+    }
+}
