@@ -199,7 +199,12 @@ impl<'m> Chat<'m> {
             Ok(reply) => reply,
             Err(error) => {
                 // Input that is refused before it ran leaves the session as it was.
-                if !matches!(error, Error::Model(ModelError::ContextLength { .. } | ModelError::NoTokens)) {
+                let is_refused = matches!(
+                    error,
+                    Error::Form { .. }
+                        | Error::Model(ModelError::ContextLength { .. } | ModelError::NoTokens)
+                );
+                if !is_refused {
                     self.session.clear()?;
                 }
                 return Err(error);

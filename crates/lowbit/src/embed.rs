@@ -2,6 +2,7 @@
 
 use lowbit_files::{Checkpoint, EmbeddingConfig, Pooling, Tokenizer, shown};
 use lowbit_models::{Model, Pooled};
+use std::ops::ControlFlow::{self, Continue};
 
 use crate::Error;
 
@@ -129,6 +130,11 @@ impl<'m> Embedder<'m> {
         self.dimensions
     }
 
+    /// The most tokens of a text, with those around it.
+    pub fn most_tokens(&self) -> usize {
+        self.fitting.most
+    }
+
     /// The tokens of `text`, with the prompt before it and what the tokenizer adds, cut to what the
     /// model reads.
     ///
@@ -156,16 +162,32 @@ impl<'m> Embedder<'m> {
     /// # Errors
     /// Those of [`Self::embed`].
     pub fn embed_tokens<T: AsRef<[u32]>>(&self, tokens: &[T]) -> Result<Vec<Vec<f32>>, Error> {
+        // Nothing breaks it off.
+        Ok(self.embed_in_passes(tokens, || Continue(()))?.unwrap_or_default())
+    }
+
+    /// As [`Self::embed_tokens`]. `between` is called between two passes of the model, where others
+    /// may use the device; if it returns `Break`, the result is `None`.
+    ///
+    /// # Errors
+    /// Those of [`Self::embed`].
+    pub fn embed_in_passes<T: AsRef<[u32]>>(
+        &self,
+        tokens: &[T],
+        between: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<f32>>>, Error> {
         let texts: Vec<Pooled<'_>> =
             tokens.iter().map(|tokens| Pooled { tokens: tokens.as_ref(), skip: self.skip }).collect();
-        let mut embeddings = self.model.pooled(&texts, self.pooling)?;
+        let Some(mut embeddings) = self.model.pooled_in_passes(&texts, self.pooling, between)? else {
+            return Ok(None);
+        };
         for embedding in &mut embeddings {
             embedding.truncate(self.dimensions);
             if self.normalize {
                 normalize(embedding);
             }
         }
-        Ok(embeddings)
+        Ok(Some(embeddings))
     }
 }
 

@@ -84,6 +84,14 @@ pub enum Error {
         /// The checkpoint.
         path: PathBuf,
     },
+    /// The form of a reply that is malformed, or that cannot be enforced.
+    #[error("{path}: {problem}")]
+    Form {
+        /// What is wrong: `schema.properties.name`, `grammar`, ..
+        path: String,
+        /// Why.
+        problem: String,
+    },
     /// A number of dimensions that an embedding does not have.
     #[error(
         "embeddings of {got} dimensions are asked for, but the model's have {hidden_size}: 1 to {hidden_size} can be kept"
@@ -94,6 +102,13 @@ pub enum Error {
         /// The model's.
         hidden_size: usize,
     },
+}
+
+impl Error {
+    #[cfg(feature = "grammar")]
+    pub(crate) fn form(path: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        Self::Form { path: path.into(), problem: problem.to_string() }
+    }
 }
 
 impl From<FileError> for Error {

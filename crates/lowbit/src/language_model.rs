@@ -186,6 +186,18 @@ impl LanguageModel {
         Reranker::new(&self.checkpoint, (&self.model, &self.tokenizer), options)
     }
 
+    /// Compiles the forms of replies, for
+    /// [`GenerationOptions::with_grammar`](lowbit_models::GenerationOptions::with_grammar). Keep it
+    /// for further ones.
+    ///
+    /// # Errors
+    /// Those of [`Grammars::new`](crate::Grammars::new).
+    #[cfg(feature = "grammar")]
+    pub fn grammars(&self) -> Result<crate::Grammars, Error> {
+        let vocab_size = self.model.config().vocab_size;
+        crate::Grammars::new(&self.tokenizer, &self.syntax, vocab_size, self.tokenizer.eos_ids())
+    }
+
     /// The checkpoint's files.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint

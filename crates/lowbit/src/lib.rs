@@ -40,6 +40,7 @@
 //!
 //! | feature | brings | needs at run time |
 //! |---|---|---|
+//! | `grammar` | `Grammars`: replies in the form of a JSON schema, a regular expression or a grammar | |
 //! | `hub` | `resolve`: models by their name on the Hugging Face hub; without it every model is a path, and no TLS is built | a network for what is not in huggingface_hub's cache |
 //! | `cuda` | `Device::cuda` | a driver for CUDA 12 or newer; NVRTC and CUDA's headers, see `CudaOptions` |
 //! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
@@ -50,6 +51,8 @@
 mod chat;
 mod embed;
 mod error;
+#[cfg(feature = "grammar")]
+mod grammar;
 mod history;
 mod language_model;
 mod parse;
@@ -62,6 +65,8 @@ mod stop;
 pub use chat::Chat;
 pub use embed::{EmbedOptions, Embedder, FittedTokens, Prompt, cosine};
 pub use error::Error;
+#[cfg(feature = "grammar")]
+pub use grammar::{CallForm, FORM_BYTES, Grammars, ReplyForm};
 pub use language_model::{LanguageModel, generate};
 pub use parse::{Call, Event, ReplyParser, Syntax};
 pub use reply::{Progress, Reply, ReplyOptions, reply};
@@ -82,9 +87,9 @@ pub use lowbit_kernels::gpu::CudaOptions;
 pub use lowbit_kernels::gpu::VulkanOptions;
 pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu::Gpu, ops::SampleParams};
 pub use lowbit_models::{
-    Cache, ComparedToken, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity,
-    Scoring, Session, Statistics, Target, compare, compare_layers, dry_chat, dry_generation, dry_perplexity,
-    dry_pooled, layers::DecoderConfig, perplexity,
+    Cache, ComparedToken, Constraint, Finish, Generation, GenerationOptions, Grammar, Logits, Model,
+    ModelError, Perplexity, Scoring, Session, Statistics, Target, compare, compare_layers, dry_batches,
+    dry_chat, dry_generation, dry_perplexity, dry_pooled, layers::DecoderConfig, perplexity,
 };
 
 /// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates.

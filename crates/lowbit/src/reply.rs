@@ -24,6 +24,9 @@ pub struct ReplyOptions {
     pub ignore_eos: bool,
     /// True if the token that ended the reply is part of its text.
     pub show_end: bool,
+    /// The form of the reply, and what compiles it for the model.
+    #[cfg(feature = "grammar")]
+    pub form: Option<(std::sync::Arc<crate::Grammars>, crate::ReplyForm)>,
 }
 
 impl From<GenerationOptions> for ReplyOptions {
@@ -63,18 +66,26 @@ impl ReplyOptions {
         Self { show_end, ..self }
     }
 
-    /// The options of a reply after `before` tokens, the prompt included: with the tokenizer's
-    /// end-of-text ids and the special tokens that are stop texts as stop ids, and as many tokens
-    /// as the context has room for. `context` is the model's.
+    /// With this form, compiled by the model's own [`Grammars`](crate::Grammars).
+    #[cfg(feature = "grammar")]
+    #[must_use]
+    pub fn with_form(self, grammars: std::sync::Arc<crate::Grammars>, form: crate::ReplyForm) -> Self {
+        Self { form: Some((grammars, form)), ..self }
+    }
+
+    /// The options of a reply after the tokens `before`, the prompt's included: with the
+    /// tokenizer's end-of-text ids and the special tokens that are stop texts as stop ids, as many
+    /// tokens as the context has room for, and the reply's form. `context` is the model's.
     ///
     /// # Errors
-    /// [`ModelError::ContextLength`].
+    /// [`Error::Model`] where `before` is too long; [`Error::Form`] for a form that cannot be
+    /// enforced.
     pub fn generation(
         &self,
         tokenizer: &Tokenizer,
         context: usize,
-        before: usize,
-    ) -> Result<GenerationOptions, ModelError> {
+        before: &[u32],
+    ) -> Result<GenerationOptions, Error> {
         let mut generation = self.generation.clone();
         if !self.ignore_eos {
             generation.stop_ids.extend(tokenizer.eos_ids());
@@ -83,11 +94,16 @@ impl ReplyOptions {
         let ids = self.stops.iter().filter_map(|stop| tokenizer.id(stop));
         generation.stop_ids.extend(ids.filter(|&id| tokenizer.is_special(id)));
         let limit = self.context.map_or(context, |tokens| tokens.min(context));
-        if before > limit {
-            return Err(ModelError::ContextLength { tokens: before, limit });
+        let tokens = before.len();
+        if tokens > limit {
+            return Err(ModelError::ContextLength { tokens, limit }.into());
         }
         // The last token need not fit into the context: nothing follows it.
-        generation.max_tokens = generation.max_tokens.min(limit - before + 1);
+        generation.max_tokens = generation.max_tokens.min(limit - tokens + 1);
+        #[cfg(feature = "grammar")]
+        if let Some((grammars, form)) = &self.form {
+            generation.grammar = Some(grammars.compile(form, Some(before))?);
+        }
         Ok(generation)
     }
 }
@@ -176,7 +192,8 @@ pub(crate) fn answer(
 ) -> Result<Reply, Error> {
     let Asked { tokenizer, syntax, prompt, .. } = *asked;
     let cached_tokens = session.tokens().len();
-    let generation = options.generation(tokenizer, session.context(), cached_tokens + prompt.len())?;
+    let before = [session.tokens(), prompt].concat();
+    let generation = options.generation(tokenizer, session.context(), &before)?;
     let start = Instant::now();
     let logits = read(session, asked, &mut each)?;
     let prompt_time = start.elapsed();

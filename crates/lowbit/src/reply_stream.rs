@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Tokens before a reply that decide how its text starts.
-const TAIL: usize = 64;
+pub(crate) const TAIL: usize = 64;
 
 /// A reply's next piece.
 #[derive(Clone, Debug, Default, PartialEq)]

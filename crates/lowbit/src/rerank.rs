@@ -5,7 +5,7 @@ use crate::embed::{Prompt, prompt};
 use lowbit_files::{ChatTemplate, Checkpoint, ScoringConfig, Tokenizer};
 use lowbit_models::{Model, Session};
 use serde_json::{Value, json};
-use std::ops::ControlFlow::Continue;
+use std::ops::ControlFlow::{self, Continue};
 
 /// Options of [`Reranker`]: [`RerankOptions::default`], changed by its `with_` methods. Those that
 /// are not set are as the checkpoint says.
@@ -128,10 +128,25 @@ impl<'m> Reranker<'m> {
     /// [`Error::File`] when the template or the tokenizer refuses a text; [`Error::Kernel`] when a
     /// GPU fails, or for logits that are NaN.
     pub fn score<S: AsRef<str>>(&mut self, query: &str, documents: &[S]) -> Result<Vec<Score>, Error> {
-        documents.iter().map(|document| self.score_one(query, document.as_ref())).collect()
+        let mut scores = vec![];
+        for document in documents {
+            // Nothing breaks it off.
+            scores.extend(self.score_in_passes(query, document.as_ref(), || Continue(()))?);
+        }
+        Ok(scores)
     }
 
-    fn score_one(&mut self, query: &str, document: &str) -> Result<Score, Error> {
+    /// As [`Self::score`] of one document. `between` is called after each pass of the model, where
+    /// others may use the device; if it returns `Break`, the result is `None`.
+    ///
+    /// # Errors
+    /// Those of [`Self::score`].
+    pub fn score_in_passes(
+        &mut self,
+        query: &str,
+        document: &str,
+        mut between: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Score>, Error> {
         let mut ids = self.ids(query, document)?;
         let cut = ids.len().saturating_sub(self.most);
         if cut > 0 && self.cut_at_start {
@@ -147,14 +162,14 @@ impl<'m> Reranker<'m> {
         // At least one token runs: the score is made of its logits.
         let same = read.iter().zip(&ids[..ids.len().saturating_sub(1)]).take_while(|(a, b)| a == b).count();
         let start = self.session.go_back(same)?;
-        let logits = self.session.prefill(&ids[start..], |_| Continue(()))?;
-        let Some(logits) = logits else { return Err(lowbit_models::ModelError::NoTokens.into()) };
+        let logits = self.session.prefill(&ids[start..], |_| between())?;
+        let Some(logits) = logits else { return Ok(None) };
         let logits = logits.to_device(self.model.host())?;
         let values = logits.as_slice::<f32>()?;
         let logit = |id: u32| values[id as usize];
         let difference = logit(self.config.true_token) - self.config.false_token.map_or(0.0, logit);
         let score = if self.config.sigmoid { 1.0 / (1.0 + (-difference).exp()) } else { difference };
-        Ok(Score { score, tokens: ids.len(), cut })
+        Ok(Some(Score { score, tokens: ids.len(), cut }))
     }
 
     /// The template's text.

@@ -10,7 +10,7 @@ use lowbit::{
 };
 use numcheck::Vectors;
 use serde_json::json;
-use std::ops::ControlFlow::Continue;
+use std::ops::ControlFlow::{Break, Continue};
 use std::path::Path;
 
 /// The error of sums in another order, as a part of an embedding's length: 21 products, one after
@@ -154,4 +154,34 @@ fn what_cannot_be_embedded_is_named() {
     assert!(message.ends_with("has no prompt other; it has query, document"), "{message}");
     let want = "embeddings of 65 dimensions are asked for, but the model's have 64: 1 to 64 can be kept";
     assert_eq!(refused(EmbedOptions::default().with_dimensions(65)), want);
+}
+
+#[test]
+fn others_have_the_device_between_two_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    Embedding::default().write(folder.path());
+    // Longer than a pass.
+    let config = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let longer = text.replace("\"max_position_embeddings\": 512", "\"max_position_embeddings\": 1030");
+    assert_ne!(longer, text);
+    std::fs::write(&config, longer).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let target = Target::new(&Device::cpu(Some(2)).unwrap(), None).unwrap();
+    let (model, tokenizer) =
+        (Model::load_for(&checkpoint, target).unwrap(), Tokenizer::from_checkpoint(&checkpoint).unwrap());
+    let embedder = Embedder::new(&checkpoint, (&model, &tokenizer), &EmbedOptions::default()).unwrap();
+    let text = |length: u32| (0..length).map(|i| i * i % 200).collect::<Vec<u32>>();
+    // Three parts of the first text, and a pass for each of the others.
+    let texts = [text(1030), text(300), text(300)];
+    let run = |last: usize| {
+        let mut calls = 0;
+        let made = embedder.embed_in_passes(&texts, || {
+            calls += 1;
+            if calls == last { Break(()) } else { Continue(()) }
+        });
+        (made.unwrap(), calls)
+    };
+    assert_eq!(run(0), (Some(embedder.embed_tokens(&texts).unwrap()), 4));
+    (1..=4).for_each(|last| assert_eq!(run(last), (None, last)));
 }

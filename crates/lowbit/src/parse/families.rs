@@ -38,6 +38,37 @@ impl Calls {
     }
 }
 
+/// How a model writes a call between its markers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// `{"name": NAME, "arguments": {..}}` on a line of its own.
+    Json,
+    /// `<function=NAME>`, then `<parameter=KEY>` and a value.
+    Parameters,
+    /// NAME, then `<arg_key>` and `<arg_value>`.
+    ArgKeys,
+    /// A list of `{"name": NAME, "arguments": {..}}`.
+    List,
+    /// NAME`[ARGS]`{..}.
+    Args,
+    /// `{"name": NAME, "parameters": {..}}`, without markers.
+    Bare,
+}
+
+/// The style of the calls that begin with `open`, by what the template mentions.
+pub(super) fn style(open: &str, mentions: impl Fn(&str) -> bool) -> Option<Style> {
+    match open {
+        "<tool_call>" | "<seed:tool_call>" if mentions("<function=") => Some(Style::Parameters),
+        "<tool_call>" if mentions("<arg_key>") => Some(Style::ArgKeys),
+        "<tool_call>" | "<longcat_tool_call>" => Some(Style::Json),
+        "[TOOL_CALLS]" if mentions("[CALL_ID]") => None,
+        "[TOOL_CALLS]" if mentions("[ARGS]") => Some(Style::Args),
+        "[TOOL_CALLS]" => Some(Style::List),
+        "{\"name\":" => Some(Style::Bare),
+        _ => None,
+    }
+}
+
 pub(super) const REASONING: &[Reasoning] = &[
     Reasoning { open: "<think>", close: "</think>" },
     // Mistral's.

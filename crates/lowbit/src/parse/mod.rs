@@ -14,12 +14,16 @@ mod tests;
 mod tools;
 
 use bodies::Body;
-use families::{BARE_JSON, CALLS, Calls, End, REASONING, harmony};
+#[cfg(feature = "grammar")]
+pub(crate) use families::Style as CallStyle;
+use families::{BARE_JSON, CALLS, Calls, End, REASONING, Style, harmony};
 use lowbit_files::{ChatTemplate, Tokenizer, ToolCall};
 pub use machine::ReplyParser;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+#[cfg(feature = "grammar")]
+pub(crate) use symbols::Marker as CallMarker;
 use symbols::Marker;
 use tools::Tools;
 
@@ -118,6 +122,9 @@ struct CallMarkers {
     markers_are_body: bool,
     /// True if it only counts where nothing is written before it.
     at_start: bool,
+    /// How the model writes a call, where lowbit can say it as a grammar.
+    #[cfg_attr(not(feature = "grammar"), allow(dead_code))]
+    style: Option<Style>,
 }
 
 #[derive(Clone, Debug)]
@@ -160,6 +167,7 @@ impl Syntax {
             body: known.body,
             markers_are_body: known.markers_are_body,
             at_start,
+            style: families::style(known.open, |text| template.mentions(text)),
         });
         let harmony = template.mentions(harmony::CHANNEL).then(|| Harmony {
             start: marker(harmony::START),
@@ -193,6 +201,36 @@ impl Syntax {
     /// open the reasoning there. Calls without an id of their own are numbered from `calls` on.
     pub fn parser(&self, prompt: &str, calls: usize) -> ReplyParser<'_> {
         ReplyParser::new(self, prompt, calls)
+    }
+
+    /// The markers of reasoning, and whether a prompt that ends with `prompt` opens it; none where
+    /// it closes it.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn reasoning_markers(&self, prompt: &str) -> Vec<(&Marker, &Marker, bool)> {
+        let prompt = prompt.trim_end();
+        if self.reasoning.iter().any(|markers| prompt.ends_with(&markers.close.spelled())) {
+            return vec![];
+        }
+        let all = self.reasoning.iter();
+        all.map(|markers| (&markers.open, &markers.close, prompt.ends_with(markers.spelling))).collect()
+    }
+
+    /// The markers and style of calls, where the model has any that a grammar can be made of; else
+    /// the spelling of those that it has.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn call_style(&self) -> Result<(&Marker, Option<&Marker>, Style), Option<String>> {
+        // A model of Llama's family writes the bare form, whatever token it has.
+        let mut calls: Vec<&CallMarkers> = self.calls.iter().collect();
+        calls.sort_by_key(|markers| !markers.at_start);
+        let known = calls.iter().find_map(|it| Some((&it.open, it.close.as_ref(), it.style?)));
+        known.ok_or_else(|| calls.first().map(|markers| markers.open.spelled()))
+    }
+
+    /// Harmony's markers `<|start|>`, `<|channel|>`, `<|constrain|>`, `<|message|>` and `<|end|>`.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn harmony_markers(&self) -> Option<[&Marker; 5]> {
+        let Harmony { start, channel, message, ends, constrain } = self.harmony.as_ref()?;
+        Some([start, channel, constrain, message, ends.first()?])
     }
 
     fn markers(&self) -> impl Iterator<Item = &Marker> {

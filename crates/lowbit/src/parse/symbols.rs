@@ -14,7 +14,7 @@ pub(super) enum Symbol {
 
 /// A marker as a model writes it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Marker {
+pub(crate) struct Marker {
     symbols: Vec<Symbol>,
     /// The tokens in it, with their spelling.
     tokens: Vec<(u32, String)>,
@@ -23,7 +23,7 @@ pub(super) struct Marker {
 impl Marker {
     /// `spelling`, whose parts in brackets (`<..>` and `[..]`) are tokens where `tokenizer` has
     /// added ones for them.
-    pub(super) fn new(spelling: &str, tokenizer: Option<&Tokenizer>) -> Self {
+    pub(crate) fn new(spelling: &str, tokenizer: Option<&Tokenizer>) -> Self {
         let (mut symbols, mut tokens, mut rest) = (vec![], vec![], spelling);
         while let Some(first) = rest.chars().next() {
             let part = bracketed(rest);
@@ -47,6 +47,54 @@ impl Marker {
 
     pub(super) fn symbols(&self) -> &[Symbol] {
         &self.symbols
+    }
+
+    /// True if it is tokens alone.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn is_token(&self) -> bool {
+        self.symbols.iter().all(|symbol| matches!(symbol, Symbol::Token(_)))
+    }
+
+    /// True if no text comes before its first token.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn starts_with_token(&self) -> bool {
+        matches!(self.symbols.first(), Some(Symbol::Token(_)))
+    }
+
+    /// Its text, tokens as they are spelled.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn spelled(&self) -> String {
+        let token = |id| self.tokens.iter().find(|(known, _)| *known == id).map(|(_, text)| text.as_str());
+        let mut text = String::new();
+        for symbol in &self.symbols {
+            match symbol {
+                Symbol::Char(c) => text.push(*c),
+                Symbol::Token(id) => text.push_str(token(*id).unwrap_or_default()),
+            }
+        }
+        text
+    }
+
+    /// The marker as an expression of llguidance's Lark.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn lark(&self) -> String {
+        let (mut parts, mut text) = (vec![], String::new());
+        let push_text = |text: &mut String, parts: &mut Vec<String>| {
+            if !text.is_empty() {
+                parts.push(serde_json::Value::from(std::mem::take(text)).to_string());
+            }
+        };
+        for symbol in &self.symbols {
+            match symbol {
+                Symbol::Char(c) => text.push(*c),
+                Symbol::Token(id) => {
+                    push_text(&mut text, &mut parts);
+                    parts.push(format!("<[{id}]>"));
+                }
+            }
+        }
+        push_text(&mut text, &mut parts);
+        parts.join(" ")
     }
 
     pub(super) fn len(&self) -> usize {
