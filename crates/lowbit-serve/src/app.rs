@@ -1,13 +1,16 @@
-//! The state of the server, for all handlers.
+//! The state of the server and of its models, for all handlers.
 
 use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::models::Models;
 use crate::options::ServeOptions;
+use crate::places::Places;
 use crate::served::Served;
 use axum::http::StatusCode;
-use lowbit_engine::Backend;
+use lowbit_engine::{Backend, Stats};
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -17,12 +20,13 @@ use tokio::sync::{Semaphore, watch};
 /// Writes a line about a request or a fault.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
-pub(crate) struct App {
-    pub(crate) served: Served,
-    pub(crate) engine: Arc<dyn Backend>,
+/// All that a server's models share.
+pub(crate) struct Host {
+    pub(crate) models: Models<App>,
     pub(crate) options: ServeOptions,
     pub(crate) metrics: Metrics,
     pub(crate) bodies: Budget,
+    pub(crate) places: Places,
     pub(crate) log: Log,
     /// True once the server was told to stop: it takes no more requests.
     draining: AtomicBool,
@@ -37,14 +41,39 @@ pub(crate) struct App {
     pub(crate) created: u64,
 }
 
+/// A model that requests are answered by.
+pub(crate) struct App {
+    host: Arc<Host>,
+    pub(crate) served: Served,
+    pub(crate) engine: Arc<dyn Backend>,
+}
+
+impl Deref for App {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.host
+    }
+}
+
 impl App {
-    pub(crate) fn new(served: Served, engine: Arc<dyn Backend>, options: ServeOptions, log: Log) -> Self {
-        let figures = engine.clone();
+    pub(crate) fn new(host: Arc<Host>, served: Served, engine: Arc<dyn Backend>) -> Self {
+        Self { host, served, engine }
+    }
+
+    /// Tokens that a prompt and its reply may have together.
+    pub(crate) fn context(&self) -> usize {
+        self.engine.context().min(self.served.context)
+    }
+}
+
+impl Host {
+    pub(crate) fn new(models: Models<App>, options: ServeOptions, log: Log) -> Self {
         Self {
-            served,
-            engine,
-            metrics: Metrics::new(Arc::new(move || figures.stats())),
+            models,
+            metrics: Metrics::new(options.metric_names),
             bodies: Budget::new(options.limits.bodies),
+            places: Places::default(),
             options,
             log,
             draining: AtomicBool::new(false),
@@ -59,13 +88,13 @@ impl App {
     /// Takes no more requests.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
-        self.engine.drain();
+        self.models.loaded().iter().for_each(|app| app.engine.drain());
     }
 
     /// Ends what still runs.
     pub(crate) fn end(&self) {
         self.ending.send_replace(true);
-        self.engine.stop();
+        self.models.loaded().iter().for_each(|app| app.engine.stop());
     }
 
     /// Turns true once what still runs is to end.
@@ -77,15 +106,29 @@ impl App {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// True if the engine answers requests.
-    pub(crate) fn is_ready(&self) -> bool {
-        let stats = self.engine.stats();
-        !self.is_draining() && !stats.draining && !stats.lost
+    /// The loaded models' names and figures.
+    pub(crate) fn stats(&self) -> Vec<(String, Stats)> {
+        // Without a hold on the models: who has one, uses it.
+        let of = |app: &Arc<App>| (app.served.name.clone(), app.engine.stats());
+        self.models.entries().iter().filter_map(|entry| entry.with(of)).collect()
     }
 
-    /// Tokens that a prompt and its reply may have together.
-    pub(crate) fn context(&self) -> usize {
-        self.engine.context().min(self.served.context)
+    /// True if requests are answered: of the models that are loaded, if any is, one at least has
+    /// its device.
+    pub(crate) fn is_ready(&self) -> bool {
+        let stats = self.stats();
+        let answers = |(_, stats): &(String, Stats)| !stats.draining && !stats.lost;
+        !self.is_draining() && (stats.is_empty() || stats.iter().any(answers))
+    }
+
+    /// True if nothing waits or runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.stats().iter().all(|(_, stats)| stats.is_idle()) && self.places.is_idle()
+    }
+
+    /// A number of a key, which does not tell the key.
+    pub(crate) fn client(&self, key: &str) -> u64 {
+        self.random.hash_one(key)
     }
 
     /// A number that does not repeat, and cannot be guessed from another.
@@ -104,14 +147,13 @@ impl App {
     /// # Errors
     /// Those of `work`.
     pub(crate) async fn work<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let place = self.workers.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
-        let app = self.clone();
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;
-            work(&app)
+            work()
         });
         match done.await {
             Ok(result) => result,
@@ -122,7 +164,7 @@ impl App {
         }
     }
 
-    /// That a request may begin now.
+    /// Refuses a request while the server drains.
     ///
     /// # Errors
     /// 503 while the server drains.
@@ -159,11 +201,13 @@ fn at(seconds: u64) -> String {
 /// A request while it is answered, and its line in the log, which is written when it ends: for a
 /// stream that is after its last byte.
 pub(crate) struct Record {
-    app: Arc<App>,
+    host: Arc<Host>,
     pub(crate) start: Instant,
     method: String,
     /// The path of a route, or `other`.
     path: &'static str,
+    /// A number of the client's key; 0 without one.
+    pub(crate) client: u64,
     state: Mutex<State>,
 }
 
@@ -175,8 +219,8 @@ struct State {
 }
 
 impl Record {
-    pub(crate) fn new(app: Arc<App>, method: String, path: &'static str) -> Arc<Self> {
-        Arc::new(Self { app, start: Instant::now(), method, path, state: Mutex::default() })
+    pub(crate) fn new(host: Arc<Host>, (method, path): (String, &'static str), client: u64) -> Arc<Self> {
+        Arc::new(Self { host, start: Instant::now(), method, path, client, state: Mutex::default() })
     }
 
     /// Adds words to the line.
@@ -195,13 +239,13 @@ impl Drop for Record {
         let took = self.start.elapsed();
         // Nginx' number for a client that has gone before the answer.
         let status = state.status.map_or(499, |status| status.as_u16());
-        self.app.metrics.answered(self.path, status, took);
+        self.host.metrics.answered(self.path, status, took);
         // Probes come every few seconds.
         if self.path.starts_with("/health") && status == 200 || self.path == "/metrics" {
             return;
         }
         let words = state.words.iter().fold(String::new(), |line, words| line + " " + words);
-        (self.app.log)(&format!("{} {} {status} {}{words}", self.method, self.path, shown(took)));
+        (self.host.log)(&format!("{} {} {status} {}{words}", self.method, self.path, shown(took)));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Bodies of requests, within limits.
 
-use crate::app::App;
+use crate::app::{App, Host};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use axum::body::{Body, Bytes};
@@ -21,8 +21,8 @@ pub(crate) struct Read {
 /// # Errors
 /// 413 for one that is too long, 408 for one that does not arrive, 503 when the bodies of all
 /// requests take too much memory.
-pub(crate) async fn read(app: &App, body: Body) -> Result<Read, ApiError> {
-    let limits = &app.options.limits;
+pub(crate) async fn read(host: &Host, body: Body) -> Result<Read, ApiError> {
+    let limits = &host.options.limits;
     let mut chunks = body.into_data_stream();
     let mut read = Read { bytes: vec![], _budget: vec![] };
     loop {
@@ -41,20 +41,29 @@ pub(crate) async fn read(app: &App, body: Body) -> Result<Read, ApiError> {
             let message = format!("the body has more than {} bytes", limits.body);
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
         }
-        read._budget.push(app.bodies.take(chunk.len())?);
+        read._budget.push(host.bodies.take(chunk.len())?);
         read.bytes.extend_from_slice(&chunk);
     }
 }
 
-/// Reads a body, and works on its fields away from the threads that serve connections.
+/// Reads a body, finds the model that it names, and works on its fields away from the threads that
+/// serve connections. Returns the model, too.
 ///
 /// # Errors
-/// Those of [`read`], of [`Fields::parse`] and of `work`.
+/// Those of [`read`], [`Fields::parse`], [`Host::model`] and `work`.
 pub(crate) async fn worked<T: Send + 'static>(
-    app: &Arc<App>,
+    host: &Arc<Host>,
     body: Body,
     work: impl FnOnce(&App, Fields) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let body = read(app, body).await?;
-    app.work(move |app| work(app, Fields::parse(&body.bytes)?)).await
+) -> Result<(Arc<App>, T), ApiError> {
+    let body = read(host, body).await?;
+    let parsed = host.work(move || Ok((Fields::parse(&body.bytes)?, body)));
+    let (fields, body) = parsed.await?;
+    let app = host.model(fields.text("model")).await?;
+    let done = host.work(move || {
+        let _held = body;
+        let done = work(&app, fields)?;
+        Ok((app, done))
+    });
+    done.await
 }

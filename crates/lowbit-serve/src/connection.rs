@@ -1,6 +1,6 @@
 //! Connections: taken, timed, and closed.
 
-use crate::app::App;
+use crate::app::Host;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,11 +24,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Takes connections until `closing`, and serves each.
 pub(crate) async fn accept(
     listener: TcpListener,
-    app: Arc<App>,
+    host: Arc<Host>,
     router: Router,
     closing: watch::Receiver<bool>,
 ) {
-    let room = Arc::new(Semaphore::new(app.options.limits.connections));
+    let room = Arc::new(Semaphore::new(host.options.limits.connections));
     let mut closed = closing.clone();
     loop {
         let Ok(place) = room.clone().acquire_owned().await else { return };
@@ -42,7 +42,7 @@ pub(crate) async fn accept(
         };
         // A token is a small packet, and must not wait for the next.
         _ = stream.set_nodelay(true);
-        let (router, closing, limits) = (router.clone(), closing.clone(), app.options.limits);
+        let (router, closing, limits) = (router.clone(), closing.clone(), host.options.limits);
         tokio::spawn(async move {
             serve(stream, router, limits.header, limits.write_idle, closing).await;
             drop(place);

@@ -42,6 +42,11 @@ impl Fields {
         self.map.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// A field that is a string, which stays.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.map.get(name).and_then(Value::as_str)
+    }
+
     /// Puts a field back.
     pub(crate) fn put(&mut self, name: &str, value: Value) {
         self.map.insert(name.into(), value);

@@ -1,8 +1,9 @@
 //! The layer around all handlers: who may call, errors in the form of each API, panics, and the
 //! log.
 
-use crate::app::{App, Record};
+use crate::app::{Host, Record};
 use crate::error::{ApiError, Dialect};
+use crate::openapi;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -15,44 +16,19 @@ use futures_util::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// The paths that have routes, by which requests are counted.
-const PATHS: [&str; 21] = [
-    "/",
-    "/page.js",
-    "/page.css",
-    "/health",
-    "/health/live",
-    "/health/ready",
-    "/metrics",
-    "/v1/models",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/responses",
-    "/api/chat",
-    "/api/generate",
-    "/api/tags",
-    "/api/show",
-    "/api/version",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-];
-
 /// Answers without a key: they say nothing of what others do.
 fn is_open(path: &str) -> bool {
     ["/", "/page.js", "/page.css", "/health"].contains(&path) || path.starts_with("/health/")
 }
 
 /// Lets a request through to its handler.
-pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+pub(crate) async fn guard(State(host): State<Arc<Host>>, mut request: Request, next: Next) -> Response<Body> {
     let path = request.uri().path();
     let dialect = Dialect::of(path);
-    let known = PATHS.into_iter().find(|known| *known == path);
-    let known = known.unwrap_or(if path.starts_with("/v1/models/") { "/v1/models" } else { "other" });
-    let record = Record::new(app.clone(), request.method().to_string(), known);
-    let origin = match admit(&app, path, request.headers()) {
+    let known = openapi::counted(path);
+    let client = shown_key(request.headers()).map_or(0, |key| host.client(key));
+    let record = Record::new(host.clone(), (request.method().to_string(), known), client);
+    let origin = match admit(&host, path, request.headers()) {
         Ok(origin) => origin,
         Err(error) => return finish(error.response(dialect), dialect, &record, None),
     };
@@ -63,10 +39,10 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
         Ok(response) => response,
         Err(panic) => {
-            app.metrics.panicked();
+            host.metrics.panicked();
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            (app.log)(&format!("error: a handler of {known} panicked: {text}"));
+            (host.log)(&format!("error: a handler of {known} panicked: {text}"));
             ApiError::internal().response(dialect)
         }
     };
@@ -74,40 +50,43 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
 }
 
 /// Checks that a request may come in. Returns the origin of a page that is not the server's own.
-fn admit(app: &App, path: &str, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
+fn admit(host: &Host, path: &str, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let forbidden = |message: String| ApiError::new(StatusCode::FORBIDDEN, "forbidden", message);
-    let host = text(HOST).unwrap_or_default();
-    if !app.options.knows_host(host) {
+    let named = text(HOST).unwrap_or_default();
+    if !host.options.knows_host(named) {
         return Err(forbidden(format!(
-            "the host {host} is not this server's: --allowed-host names further ones"
+            "the host {named} is not this server's: --allowed-host names further ones"
         )));
     }
     let origin = headers.get(ORIGIN);
     if let Some(origin) = origin {
         let origin = origin.to_str().unwrap_or_default();
-        if !app.options.knows_origin(origin, host) {
+        if !host.options.knows_origin(origin, named) {
             return Err(forbidden(format!(
                 "pages of {origin} may not call this server: --allowed-origin names those that may"
             )));
         }
     }
-    let keys = &app.options.keys;
-    if !keys.is_empty() && !is_open(path) {
-        let bearer = text(AUTHORIZATION).and_then(|value| {
-            let (scheme, key) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-        });
-        let shown = bearer.or_else(|| text(HeaderName::from_static("x-api-key")));
-        if !shown.is_some_and(|key| keys.has(key)) {
-            let message = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`";
-            return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message));
-        }
+    let keys = &host.options.keys;
+    if !keys.is_empty() && !is_open(path) && !shown_key(headers).is_some_and(|key| keys.has(key)) {
+        let message = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message));
     }
     let own = |origin: &&HeaderValue| {
-        !app.options.origins.iter().any(|known| known.as_bytes().eq_ignore_ascii_case(origin.as_bytes()))
+        !host.options.origins.iter().any(|known| known.as_bytes().eq_ignore_ascii_case(origin.as_bytes()))
     };
     Ok(origin.filter(|origin| !own(origin)).cloned())
+}
+
+/// The key that a request shows.
+fn shown_key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text(AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    bearer.or_else(|| text(HeaderName::from_static("x-api-key")))
 }
 
 /// The answer to a browser's question before a page of another origin sends a request.
@@ -115,7 +94,7 @@ fn preflight() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, authorization"));
     response
 }

@@ -1,9 +1,10 @@
 //! Ollama's API: chats, texts, and the list of models. Streams are lines of JSON.
 
-use crate::app::{App, Record, rfc3339};
+use crate::app::{App, Host, Record, rfc3339};
 use crate::body;
 use crate::error::{ApiError, Dialect};
 use crate::fields::Fields;
+use crate::form::{Wanted, format, hold};
 use crate::openai::messages::{messages, tools};
 use crate::openai::{Warnings, answer};
 use crate::prompt::{Conversation, Prompt, check_tools, encode, set_effort};
@@ -36,30 +37,30 @@ struct Asked {
 
 /// `/api/chat`.
 pub(crate) async fn chat(
-    app: State<Arc<App>>,
+    host: State<Arc<Host>>,
     record: Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    write(Kind::Chat, app, record, body).await
+    write(Kind::Chat, host, record, body).await
 }
 
 /// `/api/generate`.
 pub(crate) async fn generate(
-    app: State<Arc<App>>,
+    host: State<Arc<Host>>,
     record: Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    write(Kind::Generate, app, record, body).await
+    write(Kind::Generate, host, record, body).await
 }
 
 async fn write(
     kind: Kind,
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     Extension(record): Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    app.admit()?;
-    let asked = body::worked(&app, body, move |app, fields| Asked::read(app, kind, fields)).await?;
+    host.admit()?;
+    let (app, asked) = body::worked(&host, body, move |app, fields| Asked::read(app, kind, fields)).await?;
     let (jobs, start) = (vec![asked.job], record.start);
     let lines = Lines { kind, model: asked.model, start, first: None };
     if asked.stream {
@@ -104,13 +105,23 @@ impl Asked {
         ]);
         warnings.unknown(&of_options);
         let stream = fields.take("stream")?.unwrap_or(true);
-        fields.refuse(&["format"], "replies cannot be held to a form yet")?;
+        let wanted = form(&mut fields)?;
         fields.refuse(&["images"], "lowbit reads text alone")?;
         fields.refuse(&["suffix", "context", "template"], "is not done here")?;
         fields.ignore(&["keep_alive"]);
         let prompt = match kind {
-            Kind::Chat => conversation(app, &mut fields, &mut warnings)?.prompt(served)?,
-            Kind::Generate => text(app, &mut fields, &mut warnings)?,
+            Kind::Chat => {
+                let conversation = conversation(app, &mut fields, &mut warnings)?;
+                let prompt = conversation.prompt(served)?;
+                conversation.hold(served, &mut options, wanted.as_ref(), (&prompt.ids, false))?;
+                prompt
+            }
+            Kind::Generate => {
+                let prompt = text(app, &mut fields, &mut warnings)?;
+                let ids = (!Arc::ptr_eq(&prompt.syntax, &served.plain)).then_some(&prompt.ids[..]);
+                hold(served, &mut options, wanted.as_ref(), ids)?;
+                prompt
+            }
         };
         warnings.unknown(&fields);
         let Prompt { ids, syntax, calls, checkpoints } = prompt;
@@ -121,12 +132,29 @@ impl Asked {
 }
 
 /// A model's name, which Ollama's clients give with a tag.
-fn name(fields: &mut Fields, served: &Served) -> Result<String, ApiError> {
+///
+/// # Errors
+/// 404 for one that is not served.
+pub(crate) fn name(fields: &mut Fields, served: &Served) -> Result<String, ApiError> {
     let name: String = fields.need("model")?;
     let plain = name.strip_suffix(":latest").unwrap_or(&name);
     match served.is_named(&name) || served.is_named(plain) {
         true => Ok(name),
         false => Err(unknown_model(&name, served)),
+    }
+}
+
+/// The reply's form: `"json"`, or a schema.
+fn form(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+    const NAME: &str = "format";
+    match fields.value(NAME) {
+        None => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text == "json" => {
+            format(Fields::of(json!({"type": "json_object"}), NAME)?, NAME)
+        }
+        Some(schema @ Value::Object(_)) => Wanted::schema(schema, NAME).map(Some),
+        Some(_) => Err(ApiError::field(NAME, "must be \"json\" or a JSON schema")),
     }
 }
 
@@ -147,7 +175,7 @@ fn conversation(app: &App, fields: &mut Fields, warnings: &mut Warnings) -> Resu
     let mut conversation = Conversation { messages: messages(list)?, ..Conversation::default() };
     let list = fields.list("tools")?.unwrap_or_default();
     check_tools(&list)?;
-    conversation.tools = tools(list, |warning| warnings.say(warning))?;
+    (conversation.tools, conversation.strict) = tools(list, |warning| warnings.say(warning))?;
     think(app, fields, &mut conversation, warnings)?;
     Ok(conversation)
 }
@@ -287,8 +315,7 @@ impl Writer for Lines {
 }
 
 /// `/api/tags`.
-pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response<Body> {
-    let aliases = app.served.aliases.iter().filter(|alias| *alias != "*");
+pub(crate) async fn tags(State(host): State<Arc<Host>>) -> Response<Body> {
     let one = |name: &String| {
         json!({
             "name": name,
@@ -299,7 +326,7 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response<Body> {
             "details": details(),
         })
     };
-    let models: Vec<Value> = std::iter::once(&app.served.name).chain(aliases).map(one).collect();
+    let models: Vec<Value> = host.models.entries().iter().flat_map(|entry| entry.names()).map(one).collect();
     answer(&json!({"models": models}))
 }
 
@@ -308,19 +335,22 @@ fn details() -> Value {
 }
 
 /// `/api/show`.
-pub(crate) async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
-    let body = body::read(&app, body).await?;
-    let mut fields = Fields::parse(&body.bytes)?;
-    name(&mut fields, &app.served)?;
-    let mentions = |text| app.served.template.as_ref().is_some_and(|template| template.mentions(text));
-    let tools = mentions("tools").then_some("tools");
-    let thinks = (mentions("<think>") || mentions("reasoning_content")).then_some("thinking");
-    let capabilities: Vec<&str> = ["completion"].into_iter().chain(tools).chain(thinks).collect();
-    Ok(answer(&json!({
-        "details": details(),
-        "model_info": {"general.context_length": app.context()},
-        "capabilities": capabilities,
-    })))
+pub(crate) async fn show(State(host): State<Arc<Host>>, body: Body) -> Result<Response<Body>, ApiError> {
+    let shown = body::worked(&host, body, |app, mut fields| {
+        name(&mut fields, &app.served)?;
+        let mentions = |text| app.served.template.as_ref().is_some_and(|template| template.mentions(text));
+        let tools = mentions("tools").then_some("tools");
+        let thinks = (mentions("<think>") || mentions("reasoning_content")).then_some("thinking");
+        let embeds = app.served.texts_of_embeddings().is_ok().then_some("embedding");
+        let more = tools.into_iter().chain(thinks).chain(embeds);
+        let capabilities: Vec<&str> = ["completion"].into_iter().chain(more).collect();
+        Ok(json!({
+            "details": details(),
+            "model_info": {"general.context_length": app.context()},
+            "capabilities": capabilities,
+        }))
+    });
+    Ok(answer(&shown.await?.1))
 }
 
 /// `/api/version`.

@@ -27,6 +27,19 @@ pub struct ServeOptions {
     pub drain: Duration,
     /// Limits of what a client may do.
     pub limits: Limits,
+    /// The names of figures in `/metrics`.
+    pub metric_names: MetricNames,
+}
+
+/// The names of figures in `/metrics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MetricNames {
+    /// Names that begin with `lowbit_`.
+    #[default]
+    Lowbit,
+    /// vLLM's (of 0.11), where it has the figure: what Gateway API and llm-d read.
+    Vllm,
 }
 
 impl Default for ServeOptions {
@@ -40,6 +53,7 @@ impl Default for ServeOptions {
             origins: vec![],
             drain: Duration::from_secs(20),
             limits: Limits::default(),
+            metric_names: MetricNames::default(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Paths of no other API: health, figures, tokens, and the page.
 
-use crate::app::App;
+use crate::app::Host;
 use crate::body;
 use crate::error::ApiError;
 use crate::openai::chat::conversation;
@@ -10,7 +10,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, Response, StatusCode};
-use serde_json::{Value, json};
+use lowbit_engine::Stats;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// The process runs.
@@ -18,9 +19,10 @@ pub(crate) async fn live() -> Response<Body> {
     answer(&json!({"status": "ok"}))
 }
 
-/// Requests are taken: 200, or 503 while the server drains or where its device is lost.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response<Body> {
-    let is_ready = app.is_ready();
+/// Requests are taken: 200, or 503 while the server drains or where the devices of all loaded
+/// models are lost.
+pub(crate) async fn ready(State(host): State<Arc<Host>>) -> Response<Body> {
+    let is_ready = host.is_ready();
     let mut response = answer(&json!({"status": if is_ready { "ok" } else { "unavailable" }}));
     if !is_ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -29,14 +31,18 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 /// As [`ready`], with what the engine does.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Response<Body> {
-    let (is_ready, stats) = (app.is_ready(), app.engine.stats());
+pub(crate) async fn health(State(host): State<Arc<Host>>) -> Response<Body> {
+    let (is_ready, stats) = (host.is_ready(), host.stats());
+    let sum = |of: fn(&Stats) -> usize| stats.iter().map(|(_, stats)| of(stats)).sum::<usize>();
+    let states: Map<String, Value> =
+        host.models.entries().iter().map(|one| (one.name.clone(), one.state_name().into())).collect();
     let mut response = answer(&json!({
         "status": if is_ready { "ok" } else { "unavailable" },
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "draining": app.is_draining(),
-        "device_lost": stats.lost,
+        "running": sum(|stats| stats.running),
+        "waiting": sum(|stats| stats.waiting),
+        "draining": host.is_draining(),
+        "device_lost": stats.iter().any(|(_, stats)| stats.lost),
+        "models": states,
     }));
     if !is_ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -45,8 +51,8 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 /// Figures for Prometheus.
-pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response<Body>, ApiError> {
-    let text = app.metrics.text().map_err(|_| ApiError::internal())?;
+pub(crate) async fn metrics(State(host): State<Arc<Host>>) -> Result<Response<Body>, ApiError> {
+    let text = host.metrics.text(host.stats()).map_err(|_| ApiError::internal())?;
     let mut response = Response::new(Body::from(text));
     let of = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, of);
@@ -54,8 +60,8 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response<Body
 }
 
 /// The ids of a text (`content`, or vLLM's `prompt`), or of a conversation (`messages`).
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
-    let value = body::worked(&app, body, |app, mut fields| {
+pub(crate) async fn tokenize(State(host): State<Arc<Host>>, body: Body) -> Result<Response<Body>, ApiError> {
+    let value = body::worked(&host, body, |app, mut fields| {
         let served = &app.served;
         let text = match fields.take::<String>("content")? {
             Some(text) => Some(text),
@@ -78,12 +84,15 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<
         };
         Ok(json!({"tokens": tokens, "count": ids.len(), "max_model_len": app.context()}))
     });
-    Ok(answer(&value.await?))
+    Ok(answer(&value.await?.1))
 }
 
 /// The text of ids (`tokens`).
-pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
-    let value = body::worked(&app, body, |app, mut fields| {
+pub(crate) async fn detokenize(
+    State(host): State<Arc<Host>>,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    let value = body::worked(&host, body, |app, mut fields| {
         let ids: Vec<u32> = fields.need("tokens")?;
         check(&app.served, &ids, "tokens")?;
         let text = app.served.tokenizer.decode(&ids);
@@ -91,19 +100,19 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Resul
         // llama.cpp's name, and vLLM's.
         Ok(json!({"content": text, "prompt": text}))
     });
-    Ok(answer(&value.await?))
+    Ok(answer(&value.await?.1))
 }
 
 /// The text that the model reads for a conversation.
 pub(crate) async fn apply_template(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    let value = body::worked(&app, body, |app, mut fields| {
+    let value = body::worked(&host, body, |app, mut fields| {
         let conversation = conversation(app, &mut fields, &mut Warnings::default())?;
         Ok(json!({"prompt": conversation.render(&app.served)?.0}))
     });
-    Ok(answer(&value.await?))
+    Ok(answer(&value.await?.1))
 }
 
 /// A chat in a browser.

@@ -9,6 +9,16 @@ use lowbit::{ChatTemplate, Message, Syntax, render_chat};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
+/// The client's choice of tools.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum Choice {
+    #[default]
+    Auto,
+    None,
+    Required,
+    Named(String),
+}
+
 /// Prompts of fewer tokens are cheap to read again: no place in them is worth a checkpoint.
 const SHORT: usize = 128;
 
@@ -20,8 +30,10 @@ pub(crate) struct Conversation {
     pub(crate) tools: Vec<Value>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
-    /// True if the client wants no calls: the template sees no tools, and markup is text.
-    pub(crate) no_calls: bool,
+    /// The names of those whose arguments are held to their schemas.
+    pub(crate) strict: Vec<String>,
+    /// The client's choice: with none, the template sees no tools, and markup is text.
+    pub(crate) choice: Choice,
 }
 
 /// A prompt.
@@ -52,13 +64,13 @@ impl Conversation {
     /// Those of [`Self::render`].
     pub(crate) fn prompt(&self, served: &Served) -> Result<Prompt, ApiError> {
         let (text, template) = self.render(served)?;
-        let ids = encode(|| served.tokenizer.encode_chat(&text))?;
+        let ids = encode(|| served.ids.get(&text, |text| served.tokenizer.encode_chat(text)))?;
         let checkpoints =
             if ids.len() < SHORT { vec![] } else { self.checkpoints(served, &template, &text, &ids) };
         let syntax = Syntax::new(&template, Some(&served.tokenizer));
-        let syntax = if self.no_calls { syntax.without_calls() } else { syntax };
+        let syntax = if self.choice == Choice::None { syntax.without_calls() } else { syntax };
         let calls = self.messages.iter().map(|message| message.tool_calls.len()).sum();
-        Ok(Prompt { ids: ids.into(), syntax: Arc::new(syntax), calls, checkpoints })
+        Ok(Prompt { ids, syntax: Arc::new(syntax), calls, checkpoints })
     }
 
     fn template(&self, served: &Served) -> Result<ChatTemplate, ApiError> {
@@ -71,7 +83,7 @@ impl Conversation {
         for (name, value) in &self.variables {
             template = template.with(name, value);
         }
-        if !self.tools.is_empty() && !self.no_calls {
+        if !self.tools.is_empty() && self.choice != Choice::None {
             template = template.with("tools", &self.tools);
         }
         Ok(template)
@@ -103,7 +115,7 @@ fn common(
     let start = template.render(messages, false).ok()?;
     let same = start.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
     let start = &text[..boundary(text, same)];
-    let start = served.tokenizer.encode_chat(start).ok()?;
+    let start = served.ids.get(start, |text| served.tokenizer.encode_chat(text)).ok()?;
     let same = start.iter().zip(ids).take_while(|(a, b)| a == b).count();
     (same > 0).then_some(same)
 }
@@ -112,7 +124,7 @@ fn common(
 ///
 /// # Errors
 /// 400 when the tokenizer refuses it.
-pub(crate) fn encode(encode: impl FnOnce() -> Result<Vec<u32>, FileError>) -> Result<Vec<u32>, ApiError> {
+pub(crate) fn encode<T>(encode: impl FnOnce() -> Result<T, FileError>) -> Result<T, ApiError> {
     encode().map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, "invalid_prompt", error.to_string()))
 }
 

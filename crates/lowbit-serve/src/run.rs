@@ -116,6 +116,7 @@ impl<'a> Replies<'a> {
             options.max_tokens = options.max_tokens.min(limit - tokens + 1);
             let mut request = Request::new(job.prompt.to_vec())
                 .with_options(options)
+                .with_client(record.client)
                 .with_checkpoints(job.checkpoints.clone());
             request.logprobs = job.logprobs;
             let sender = sender.clone();
@@ -161,7 +162,7 @@ impl<'a> Replies<'a> {
             Event::Started { cached_tokens } => {
                 let reply = &mut self.replies[index];
                 reply.tokens.cached = cached_tokens;
-                self.app.metrics.queued(reply.submitted.elapsed());
+                self.app.metrics.queued(&self.app.served.name, reply.submitted.elapsed());
                 Some(Step::Started(reply.tokens))
             }
             Event::Token { id, logprobs } => Some(self.token(index, id, logprobs)),
@@ -181,9 +182,10 @@ impl<'a> Replies<'a> {
     fn token(&mut self, index: usize, id: u32, logprobs: Option<TokenLogprobs>) -> Step {
         let reply = &mut self.replies[index];
         let now = Instant::now();
+        let (metrics, name) = (&self.app.metrics, &self.app.served.name);
         match reply.last.replace(now) {
-            None => self.app.metrics.first_token(self.record.start.elapsed()),
-            Some(last) => self.app.metrics.between_tokens(now - last),
+            None => metrics.first_token(name, self.record.start.elapsed()),
+            Some(last) => metrics.between_tokens(name, now - last),
         }
         if reply.tokens.written == 0 && index == 0 {
             self.record.say(format!("first {}", shown(self.record.start.elapsed())));
@@ -230,6 +232,7 @@ impl<'a> Replies<'a> {
             End::Calls => "calls",
             End::Stop | End::StopText(_) => "stop",
         };
+        self.app.metrics.replied(&self.app.served.name, why, self.record.start.elapsed());
         self.record.say(format!("prompt {prompt} cached {cached} written {written} {why}"));
         Step::Ended { piece, end, tokens }
     }

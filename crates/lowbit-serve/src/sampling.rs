@@ -145,8 +145,13 @@ pub(crate) fn model(fields: &mut Fields, served: &Served) -> Result<String, ApiE
 
 /// 404 for a model that is not served.
 pub(crate) fn unknown_model(name: &str, served: &Served) -> ApiError {
-    let message =
-        format!("model {name} is not served here, but {}; --alias gives it further names", served.name);
+    not_served(name, &[&served.name])
+}
+
+/// 404 for a model beside those of these names.
+pub(crate) fn not_served(name: &str, names: &[&str]) -> ApiError {
+    let hint = if names.len() == 1 { "; --alias gives it further names" } else { "" };
+    let message = format!("model {name} is not served here, but {}{hint}", names.join(", "));
     let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
     ApiError { param: Some("model".into()), ..error }
 }

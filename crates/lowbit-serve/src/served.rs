@@ -1,8 +1,10 @@
 //! The model that a server answers with: all but the engine, which knows ids alone.
 
+use crate::error::ApiError;
+use crate::ids::IdCache;
 use lowbit::files::{ChatTemplate, Tokenizer};
-use lowbit::{GenerationOptions, Syntax};
-use std::sync::Arc;
+use lowbit::{Checkpoint, GenerationOptions, Grammars, Model, RerankOptions, Reranker, Syntax};
+use std::sync::{Arc, OnceLock};
 
 /// A model's name, its text, and its defaults.
 #[derive(Debug)]
@@ -26,6 +28,21 @@ pub struct Served {
     pub context: usize,
     /// The syntax of texts that are no conversation.
     pub(crate) plain: Arc<Syntax>,
+    /// What compiles forms of replies, from the first request for one on; or why it cannot.
+    pub(crate) grammars: OnceLock<Result<Grammars, String>>,
+    /// Ids of conversations that were rendered before.
+    pub(crate) ids: IdCache,
+    /// The model itself, for embeddings and scores.
+    texts: Option<Texts>,
+}
+
+/// A model whose texts become embeddings or scores.
+#[derive(Debug)]
+pub(crate) struct Texts {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) model: Model,
+    embeds: bool,
+    scores: bool,
 }
 
 impl Served {
@@ -41,7 +58,21 @@ impl Served {
             template,
             defaults: GenerationOptions::default().with_max_tokens(usize::MAX),
             plain: Arc::new(Syntax::plain()),
+            grammars: OnceLock::new(),
+            ids: IdCache::default(),
+            texts: None,
         }
+    }
+
+    /// With the model itself, which the engine runs, too: for embeddings and scores, if its
+    /// checkpoint says how they are made.
+    #[must_use]
+    pub fn with_model(self, checkpoint: Checkpoint, model: Model) -> Self {
+        let config = checkpoint.embedding_config();
+        let embeds = config.is_ok_and(|config| config.pooling.is_some() && !config.ranks);
+        let made = Reranker::new(&checkpoint, (&model, &self.tokenizer), &RerankOptions::default());
+        let scores = made.is_ok();
+        Self { texts: Some(Texts { checkpoint, model, embeds, scores }), ..self }
     }
 
     /// With these further names.
@@ -72,6 +103,29 @@ impl Served {
     #[must_use]
     pub fn with_context(self, context: usize) -> Self {
         Self { context, ..self }
+    }
+
+    /// The model, if it makes embeddings.
+    ///
+    /// # Errors
+    /// 400 for one that makes none.
+    pub(crate) fn texts_of_embeddings(&self) -> Result<&Texts, ApiError> {
+        self.texts.as_ref().filter(|texts| texts.embeds).ok_or_else(|| {
+            let problem =
+                "makes no embeddings: its checkpoint does not say how the states of a text are pooled";
+            ApiError::unsupported("model", format!("{} {problem}", self.name))
+        })
+    }
+
+    /// The model, if it scores documents.
+    ///
+    /// # Errors
+    /// 400 for one that does not.
+    pub(crate) fn texts_of_scores(&self) -> Result<&Texts, ApiError> {
+        self.texts.as_ref().filter(|texts| texts.scores).ok_or_else(|| {
+            let problem = "scores no documents: its checkpoint names no tokens whose logits make a score";
+            ApiError::unsupported("model", format!("{} {problem}", self.name))
+        })
     }
 
     /// True if requests may call it this.

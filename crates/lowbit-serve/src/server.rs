@@ -1,12 +1,13 @@
 //! The server: its address, its routes, and its end.
 
-use crate::app::{App, Log};
+use crate::app::{App, Host, Log};
 use crate::connection::accept;
 use crate::error::ApiError;
 use crate::guard::guard;
+use crate::models::{Models, Offer};
 use crate::options::ServeOptions;
 use crate::served::Served;
-use crate::{ServeError, anthropic, ollama, openai, own, responses};
+use crate::{ServeError, anthropic, cache, embeddings, ollama, openai, openapi, own, rerank, responses};
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::from_fn_with_state;
@@ -66,28 +67,51 @@ impl Server {
         log: Log,
         stop: impl Fn() -> bool,
     ) -> Result<(), ServeError> {
+        let host = Arc::new(Host::new(Models::one(&served), self.options.clone(), log));
+        host.models.put(App::new(host.clone(), served, engine));
+        self.serve(host, stop)
+    }
+
+    /// As [`Self::run`], with models that are loaded when a request names them, `most` at a time:
+    /// one that was not used for longest goes for another, with its caches, once nothing runs on
+    /// it.
+    ///
+    /// # Errors
+    /// Those of [`Self::run`].
+    pub fn run_offered(
+        self,
+        offers: Vec<Offer>,
+        most: usize,
+        log: Log,
+        stop: impl Fn() -> bool,
+    ) -> Result<(), ServeError> {
+        let host = Arc::new(Host::new(Models::offered(offers, most), self.options.clone(), log));
+        self.serve(host, stop)
+    }
+
+    fn serve(self, host: Arc<Host>, stop: impl Fn() -> bool) -> Result<(), ServeError> {
         let runtime = Builder::new_multi_thread().thread_name("http").enable_all().build();
         let runtime: Runtime = runtime.map_err(ServeError::Runtime)?;
         let drain = self.options.drain;
-        let app = Arc::new(App::new(served, engine, self.options, log));
         let (closing, closed) = watch::channel(false);
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(self.listener).map_err(ServeError::Runtime)?;
-            let router = routes(app.clone());
-            tokio::spawn(accept(listener, app.clone(), router, closed));
+            let router = routes(host.clone());
+            tokio::spawn(accept(listener, host.clone(), router, closed));
             while !stop() {
                 tokio::time::sleep(LOOK).await;
             }
-            app.drain();
-            wait(drain, || app.engine.stats().is_idle()).await;
-            app.end();
-            wait(CLOSE, || app.engine.stats().is_idle()).await;
+            host.drain();
+            wait(drain, || host.is_idle()).await;
+            host.end();
+            wait(CLOSE, || host.is_idle()).await;
             closing.send_replace(true);
             // Each connection has a receiver, and the loop that takes them.
             wait(CLOSE, || closing.receiver_count() == 0).await;
             Ok(())
         })?;
         runtime.shutdown_timeout(CLOSE);
+        host.models.clear();
         Ok(())
     }
 }
@@ -100,11 +124,12 @@ async fn wait(limit: Duration, done: impl Fn() -> bool) {
     }
 }
 
-fn routes(app: Arc<App>) -> Router {
+fn routes(host: Arc<Host>) -> Router {
     Router::new()
         .route("/", get(own::page))
         .route("/page.js", get(own::script))
         .route("/page.css", get(own::style))
+        .route("/openapi.json", get(openapi::show))
         .route("/health", get(own::health))
         .route("/health/live", get(own::live))
         .route("/health/ready", get(own::ready))
@@ -112,6 +137,7 @@ fn routes(app: Arc<App>) -> Router {
         .route("/tokenize", post(own::tokenize))
         .route("/detokenize", post(own::detokenize))
         .route("/apply-template", post(own::apply_template))
+        .route("/v1/cache", get(cache::show).delete(cache::clear))
         .route("/v1/models", get(openai::models::models))
         .route("/v1/models/{*name}", get(openai::models::model))
         .route("/v1/chat/completions", post(openai::chat::chat))
@@ -119,15 +145,21 @@ fn routes(app: Arc<App>) -> Router {
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/responses", post(responses::responses))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_one))
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
         .route("/api/version", get(ollama::version))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(app.clone(), guard))
-        .with_state(app)
+        .layer(from_fn_with_state(host.clone(), guard))
+        .with_state(host)
 }
 
 async fn unknown(uri: Uri) -> ApiError {

@@ -118,7 +118,7 @@ fn ollamas_texts_models_and_errors() {
             400,
             "messages.images: lowbit reads text alone",
         ),
-        (json!({"model": "test", "format": "json"}), 400, "format: replies cannot be held to a form yet"),
+        (json!({"model": "test", "format": "xml"}), 400, "format: must be \"json\" or a JSON schema"),
         (
             json!({"model": "test", "options": {"num_predict": -7}}),
             400,
@@ -235,7 +235,7 @@ fn responses_are_the_same_streamed() {
         ),
         (
             json!({"input": "a", "text": {"format": {"type": "json_schema"}}}),
-            "text.format.type: is json_schema: replies cannot be held to a form yet, text alone is taken",
+            "text.format.schema: is missing",
         ),
     ] {
         let answer = server.post("/v1/responses", &body);

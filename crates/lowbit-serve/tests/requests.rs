@@ -76,7 +76,7 @@ fn log_probabilities_of_a_stream_are_those_of_the_answer() {
 #[test]
 fn what_would_change_the_reply_is_refused_by_name() {
     let server = server();
-    let tool = |strict: bool| json!({"type": "function", "function": {"name": "f", "strict": strict}});
+    let tool = || json!({"type": "function", "function": {"name": "f"}});
     for (field, value, want) in [
         ("messages", json!(null), "messages: is missing"),
         ("messages", json!([]), "messages: is empty"),
@@ -107,24 +107,26 @@ fn what_would_change_the_reply_is_refused_by_name() {
         ("stop", json!("a".repeat(257)), "stop: has a text of 257 bytes, but 256 may be"),
         ("logit_bias", json!({"99999": 1}), "logit_bias.99999: is no token: ids are 0 to 8191"),
         ("top_logprobs", json!(3), "top_logprobs: needs logprobs to be true"),
+        ("tool_choice", json!("required"), "tool_choice: requires a call, but there are no tools"),
         (
             "tool_choice",
-            json!("required"),
-            "tool_choice: a call cannot be required yet: auto and none are taken",
+            json!("sometimes"),
+            "tool_choice: is sometimes, but auto, none, required or a function is wanted",
         ),
-        (
-            "tools",
-            json!([tool(true)]),
-            "tools[0].function.strict: calls cannot be held to a schema yet: leave strict out",
-        ),
-        ("tools", json!(vec![tool(false); 257]), "tools: are 257, but 256 may be"),
+        ("tool_choice", json!({"type": "custom"}), "tool_choice.type: is custom: a function can be named"),
+        ("tools", json!(vec![tool(); 257]), "tools: are 257, but 256 may be"),
         (
             "response_format",
-            json!({"type": "json_object"}),
-            "response_format.type: is json_object: replies cannot be held to a form yet, text alone is taken",
+            json!({"type": "xml"}),
+            "response_format.type: is xml, but text, json_object, json_schema, regex or grammar is wanted",
+        ),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "x"}}),
+            "response_format.json_schema.schema: is missing",
         ),
         ("functions", json!([{"name": "f"}]), "functions: is the old name: tools and tool_choice are taken"),
-        ("guided_regex", json!("a+"), "guided_regex: replies cannot be held to a form yet"),
+        ("grammar", json!("root ::= x"), "grammar: there is no rule x"),
         ("modalities", json!(["text", "audio"]), "modalities: lowbit writes text alone"),
         (
             "chat_template_kwargs",
@@ -143,8 +145,8 @@ fn what_would_change_the_reply_is_refused_by_name() {
         ("max_tokens", json!(null), "max_tokens: is missing"),
         (
             "tool_choice",
-            json!({"type": "any"}),
-            "tool_choice.type: is any: a call cannot be required yet, auto and none are taken",
+            json!({"type": "some"}),
+            "tool_choice.type: is some, but auto, any, tool or none is wanted",
         ),
         (
             "messages",

@@ -344,13 +344,13 @@ fn requests_are_counted_and_logged() {
         "lowbit_requests_total{path=\"/v1/chat/completions\",status=\"200\"} 1",
         "lowbit_requests_total{path=\"/v1/chat/completions\",status=\"400\"} 1",
         "lowbit_requests_total{path=\"other\",status=\"404\"} 1",
-        "lowbit_time_to_first_token_seconds_count 1",
-        "lowbit_requests_running 0",
+        "lowbit_time_to_first_token_seconds_count{model_name=\"test\"} 1",
+        "lowbit_requests_running{model_name=\"test\"} 0",
         "# EOF",
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
     }
-    let gaps = format!("lowbit_inter_token_latency_seconds_count {}", count - 1);
+    let gaps = format!("lowbit_inter_token_latency_seconds_count{{model_name=\"test\"}} {}", count - 1);
     assert!(metrics.contains(&gaps), "{gaps}: {metrics}");
     let lines = server.lines.lock().unwrap().clone();
     assert_eq!(lines.len(), 3, "{lines:?}");

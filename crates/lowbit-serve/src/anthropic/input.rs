@@ -3,8 +3,9 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, kind};
+use crate::form::{Wanted, format};
 use crate::openai::Warnings;
-use crate::prompt::{Conversation, check_tools, check_variables, set_effort};
+use crate::prompt::{Choice, Conversation, check_tools, check_variables, set_effort};
 use lowbit::{Message, ToolCall};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -37,12 +38,12 @@ pub(super) fn conversation(
     }
     let list = fields.list("tools")?.unwrap_or_default();
     check_tools(&list)?;
-    conversation.tools = tools(list, warnings)?;
+    (conversation.tools, conversation.strict) = tools(list, warnings)?;
     conversation.variables = fields.take("chat_template_kwargs")?.unwrap_or_default();
     check_variables(&conversation.variables)?;
     let mut choice = fields.object("tool_choice")?;
     if let Some(choice) = &mut choice {
-        conversation.no_calls = no_calls(&choice.need::<String>("type")?)?;
+        conversation.choice = self::choice(choice)?;
     }
     if let Some(mut thinking) = fields.object("thinking")? {
         let effort = match thinking.need::<String>("type")?.as_str() {
@@ -59,6 +60,13 @@ pub(super) fn conversation(
         }
         if thinking.value("budget_tokens").is_some() {
             warnings.say("thinking.budget_tokens: ignored, reasoning is as long as the model makes it");
+        }
+    }
+    if let Some(effort) = fields.object("output_config")?.and_then(|mut config| config.value("effort")) {
+        let effort: String = serde_json::from_value(effort)
+            .map_err(|_| ApiError::field("output_config.effort", "must be a string"))?;
+        if !set_effort(&app.served, &mut conversation.variables, &effort) {
+            warnings.say("output_config.effort: the chat template knows none, ignored");
         }
     }
     Ok(conversation)
@@ -79,20 +87,48 @@ pub(super) fn one_call(fields: &mut Fields) -> Result<bool, ApiError> {
     }
 }
 
-fn no_calls(choice: &str) -> Result<bool, ApiError> {
-    match choice {
-        "auto" => Ok(false),
-        "none" => Ok(true),
+fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
+    match fields.need::<String>("type")?.as_str() {
+        "auto" => Ok(Choice::Auto),
+        "none" => Ok(Choice::None),
+        "any" => Ok(Choice::Required),
+        "tool" => fields.need("name").map(Choice::Named),
         other => {
-            let problem = format!("is {other}: a call cannot be required yet, auto and none are taken");
+            let problem = format!("is {other}, but auto, any, tool or none is wanted");
             Err(ApiError::unsupported("tool_choice.type", problem))
         }
     }
 }
 
-/// Tools with a schema; those that Anthropic runs itself are left out, with a warning.
-fn tools(list: Vec<Value>, warnings: &mut Warnings) -> Result<Vec<Value>, ApiError> {
-    let mut tools = vec![];
+/// The reply's form: `output_config.format`, or `output_format`, as it was called.
+///
+/// # Errors
+/// 400 for another than a JSON schema.
+pub(super) fn wanted(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+    let mut config = fields.object("output_config")?;
+    let of = config.as_mut().map(|config| config.object("format")).transpose()?.flatten();
+    let old = fields.object("output_format")?;
+    if let (Some(_), Some(_)) = (&of, &old) {
+        return Err(ApiError::field(
+            "output_format",
+            "is the old name of output_config.format: one may be given",
+        ));
+    }
+    // Read with the conversation.
+    if let Some(effort) = config.as_mut().and_then(|config| config.value("effort")) {
+        fields.put("output_config", json!({"effort": effort}));
+    }
+    match (of, old) {
+        (Some(of), _) => format(of, "output_config.format"),
+        (None, Some(old)) => format(old, "output_format"),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Tools with a schema, and the names of those that are held to it; tools that Anthropic runs
+/// itself are left out, with a warning.
+fn tools(list: Vec<Value>, warnings: &mut Warnings) -> Result<(Vec<Value>, Vec<String>), ApiError> {
+    let (mut tools, mut strict) = (vec![], vec![]);
     for (index, tool) in list.into_iter().enumerate() {
         let path = format!("tools[{index}]");
         let mut fields = Fields::of(tool, &path)?;
@@ -102,8 +138,7 @@ fn tools(list: Vec<Value>, warnings: &mut Warnings) -> Result<Vec<Value>, ApiErr
         }
         let name: String = fields.need("name")?;
         if fields.take("strict")? == Some(true) {
-            let problem = "calls cannot be held to a schema yet: leave strict out";
-            return Err(ApiError::unsupported(&fields.path("strict"), problem));
+            strict.push(name.clone());
         }
         let mut function = json!({"name": name});
         if let Some(description) = fields.take::<String>("description")? {
@@ -113,7 +148,7 @@ fn tools(list: Vec<Value>, warnings: &mut Warnings) -> Result<Vec<Value>, ApiErr
             fields.value("input_schema").unwrap_or_else(|| json!({"type": "object", "properties": {}}));
         tools.push(json!({"type": "function", "function": function}));
     }
-    Ok(tools)
+    Ok((tools, strict))
 }
 
 /// Messages so far.

@@ -3,7 +3,7 @@
 mod input;
 mod reply;
 
-use crate::app::{App, Record};
+use crate::app::{App, Host, Record};
 use crate::body;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -29,12 +29,12 @@ struct Asked {
 
 /// `/v1/messages`.
 pub(crate) async fn messages(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     Extension(record): Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    app.admit()?;
-    let asked = body::worked(&app, body, Asked::read).await?;
+    host.admit()?;
+    let (app, asked) = body::worked(&host, body, Asked::read).await?;
     let id = app.id("msg_");
     let jobs = vec![asked.job];
     if asked.stream {
@@ -47,17 +47,17 @@ pub(crate) async fn messages(
 
 /// `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    let count = body::worked(&app, body, |app, mut fields| {
+    let count = body::worked(&host, body, |app, mut fields| {
         let mut warnings = Warnings::default();
         model(&mut fields, &app.served)?;
         let conversation = conversation(app, &mut fields, &mut warnings)?;
         let (tokens, _) = (conversation.prompt(&app.served)?.ids.len(), fields);
         Ok((tokens, warnings))
     });
-    let (tokens, warnings) = count.await?;
+    let (_, (tokens, warnings)) = count.await?;
     Ok(warnings.on(answer(&json!({"input_tokens": tokens}))))
 }
 
@@ -73,14 +73,14 @@ impl Asked {
         options.max_tokens = tokens;
         let stops = stops(&mut fields, "stop_sequences")?;
         let stream = fields.take("stream")?.unwrap_or(false);
-        let (conversation, one_call) = {
-            let one_call = input::one_call(&mut fields)?;
-            (conversation(app, &mut fields, &mut warnings)?, one_call)
-        };
+        let one_call = input::one_call(&mut fields)?;
+        let wanted = input::wanted(&mut fields)?;
+        let conversation = conversation(app, &mut fields, &mut warnings)?;
         fields.ignore(&["metadata", "service_tier", "container", "context_management", "betas"]);
-        fields.refuse(&["output_format", "output_config", "mcp_servers"], "is not done here")?;
+        fields.refuse(&["mcp_servers"], "is not done here")?;
         warnings.unknown(&fields);
         let prompt = conversation.prompt(served)?;
+        conversation.hold(served, &mut options, wanted.as_ref(), (&prompt.ids, one_call))?;
         let job = Job {
             prompt: prompt.ids,
             options,

@@ -3,10 +3,11 @@
 use super::chat_reply::{ChatStream, whole_chat};
 use super::messages::{messages, tools};
 use super::{Head, Warnings};
-use crate::app::{App, Record};
+use crate::app::{App, Host, Record};
 use crate::body;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::form::{choice, wanted};
 use crate::options::{LOGPROBS, REPLIES};
 use crate::prompt::{Conversation, check_tools, check_variables, set_effort};
 use crate::run::{Job, Replies, Whole};
@@ -16,7 +17,6 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Response;
-use serde_json::Value;
 use std::sync::Arc;
 
 /// Fields that say nothing of the reply.
@@ -48,12 +48,12 @@ struct Asked {
 
 /// Answers a chat.
 pub(crate) async fn chat(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     Extension(record): Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    app.admit()?;
-    let asked = body::worked(&app, body, Asked::read).await?;
+    host.admit()?;
+    let (app, asked) = body::worked(&host, body, Asked::read).await?;
     let head = Head::new(&app, "chatcmpl-", asked.model);
     if asked.stream {
         let writer =
@@ -77,12 +77,13 @@ impl Asked {
         let stops = stops(&mut fields, "stop")?;
         let logprobs = logprobs(&mut fields)?;
         let (stream, include_usage) = streaming(&mut fields)?;
-        response_format(&mut fields)?;
+        let wanted = wanted(&mut fields)?;
         let one_call = fields.take("parallel_tool_calls")? == Some(false);
         let conversation = conversation(app, &mut fields, &mut warnings)?;
         refuse(&mut fields)?;
         warnings.unknown(&fields);
         let prompt = conversation.prompt(served)?;
+        conversation.hold(served, &mut options, wanted.as_ref(), (&prompt.ids, one_call))?;
         let job = |index: usize| {
             let mut options = options.clone();
             options.sampling.seed = options.sampling.seed.wrapping_add(index as u64);
@@ -115,8 +116,8 @@ pub(crate) fn conversation(
     let mut conversation = Conversation { messages: messages(list)?, ..Conversation::default() };
     let list = fields.list("tools")?.unwrap_or_default();
     check_tools(&list)?;
-    conversation.tools = tools(list, |warning| warnings.say(warning))?;
-    conversation.no_calls = no_calls(fields.value("tool_choice"))?;
+    (conversation.tools, conversation.strict) = tools(list, |warning| warnings.say(warning))?;
+    conversation.choice = choice(fields.value("tool_choice"))?;
     conversation.variables = fields.take("chat_template_kwargs")?.unwrap_or_default();
     check_variables(&conversation.variables)?;
     let effort = match fields.object("reasoning")? {
@@ -130,19 +131,6 @@ pub(crate) fn conversation(
         warnings.say("reasoning_effort: the chat template knows none, ignored");
     }
     Ok(conversation)
-}
-
-/// True for `none`; what needs a grammar is refused.
-pub(crate) fn no_calls(choice: Option<Value>) -> Result<bool, ApiError> {
-    match &choice {
-        None => Ok(false),
-        Some(Value::String(choice)) if choice == "auto" => Ok(false),
-        Some(Value::String(choice)) if choice == "none" => Ok(true),
-        Some(_) => Err(ApiError::unsupported(
-            "tool_choice",
-            "a call cannot be required yet: auto and none are taken",
-        )),
-    }
 }
 
 /// The number of likeliest tokens beside each, if log-probabilities are asked for.
@@ -162,18 +150,6 @@ pub(crate) fn streaming(fields: &mut Fields) -> Result<(bool, bool), ApiError> {
     Ok((stream, options.take("include_usage")?.unwrap_or(false)))
 }
 
-/// That the reply may be any text.
-pub(crate) fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(mut format) = fields.object("response_format")? else { return Ok(()) };
-    match format.need::<String>("type")?.as_str() {
-        "text" => Ok(()),
-        other => {
-            let problem = format!("is {other}: replies cannot be held to a form yet, text alone is taken");
-            Err(ApiError::unsupported("response_format.type", problem))
-        }
-    }
-}
-
 /// Refuses and drops what a chat may also have.
 fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     match fields.take::<Vec<String>>("modalities")? {
@@ -184,23 +160,13 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     }
     fields.refuse(&["functions", "function_call"], "is the old name: tools and tool_choice are taken")?;
     fields.refuse(&["audio", "web_search_options"], "lowbit reads and writes text alone")?;
-    refuse_grammars(fields)?;
+    refuse_others(fields)?;
     fields.refuse(&["continue_final_message"], "an answer cannot be begun by the client yet")?;
     fields.ignore(&WITHOUT_EFFECT);
     Ok(())
 }
 
-/// Refuses fields of peers that hold a reply to a form, which cannot be done yet.
-pub(crate) fn refuse_grammars(fields: &mut Fields) -> Result<(), ApiError> {
-    let names = [
-        "grammar",
-        "json_schema",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-    ];
-    fields.refuse(&names, "replies cannot be held to a form yet")?;
+/// Refuses fields of peers for what is not done here.
+pub(crate) fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse(&["use_beam_search", "lora", "adapters", "images"], "is not done here")
 }

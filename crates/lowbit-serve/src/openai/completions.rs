@@ -1,11 +1,12 @@
 //! `/v1/completions`: a text that goes on.
 
-use super::chat::{refuse_grammars, response_format, streaming};
+use super::chat::{refuse_others, streaming};
 use super::{Head, Warnings, answer_usage, event, finish_reason, finite, spelled, usage};
-use crate::app::{App, Record};
+use crate::app::{App, Host, Record};
 use crate::body;
 use crate::error::{ApiError, Dialect};
 use crate::fields::{Fields, kind};
+use crate::form::{hold, wanted};
 use crate::options::{LOGPROBS, PROMPTS, REPLIES};
 use crate::prompt::{check, encode};
 use crate::run::{End, Job, Replies, Step, Tokens, Whole};
@@ -38,12 +39,12 @@ struct Asked {
 
 /// Goes on with a text, or several.
 pub(crate) async fn completions(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     Extension(record): Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    app.admit()?;
-    let asked = body::worked(&app, body, Asked::read).await?;
+    host.admit()?;
+    let (app, asked) = body::worked(&host, body, Asked::read).await?;
     let head = Head::new(&app, "cmpl-", asked.model);
     let texts = Texts::new(asked.jobs.len(), asked.echo, asked.logprobs);
     if asked.stream {
@@ -86,8 +87,8 @@ impl Asked {
             return Err(ApiError::unsupported("echo", "a prompt's log-probabilities are not computed here"));
         }
         fields.refuse(&["suffix"], "texts are not filled in here")?;
-        response_format(&mut fields)?;
-        refuse_grammars(&mut fields)?;
+        hold(served, &mut options, wanted(&mut fields)?.as_ref(), None)?;
+        refuse_others(&mut fields)?;
         fields.ignore(&["user", "store", "metadata", "cache_prompt", "cache_key"]);
         warnings.unknown(&fields);
         let each = |ids: &Arc<[u32]>, index: usize| {

@@ -88,13 +88,16 @@ fn tool_call(value: Value, path: &str) -> Result<ToolCall, ApiError> {
     Ok(ToolCall::new(id, name, arguments))
 }
 
-/// The functions among a request's tools, as templates take them; `skip` is told of tools of other
-/// kinds.
+/// The functions among a request's tools, as templates take them, and the names of those whose
+/// schemas are to be enforced; `skip` is told of tools of other kinds.
 ///
 /// # Errors
-/// 400 with the path of what is no tool, and for schemas that are to be enforced.
-pub(crate) fn tools(list: Vec<Value>, mut skip: impl FnMut(String)) -> Result<Vec<Value>, ApiError> {
-    let mut tools = vec![];
+/// 400 with the path of what is no tool.
+pub(crate) fn tools(
+    list: Vec<Value>,
+    mut skip: impl FnMut(String),
+) -> Result<(Vec<Value>, Vec<String>), ApiError> {
+    let (mut tools, mut strict) = (vec![], vec![]);
     for (index, tool) in list.into_iter().enumerate() {
         let path = format!("tools[{index}]");
         let mut fields = Fields::of(tool, &path)?;
@@ -110,8 +113,7 @@ pub(crate) fn tools(list: Vec<Value>, mut skip: impl FnMut(String)) -> Result<Ve
         };
         let name: String = function.need("name")?;
         if function.take("strict")? == Some(true) {
-            let problem = "calls cannot be held to a schema yet: leave strict out";
-            return Err(ApiError::unsupported(&function.path("strict"), problem));
+            strict.push(name.clone());
         }
         let mut schema = json!({"name": name});
         if let Some(description) = function.take::<String>("description")? {
@@ -121,5 +123,5 @@ pub(crate) fn tools(list: Vec<Value>, mut skip: impl FnMut(String)) -> Result<Ve
             function.value("parameters").unwrap_or_else(|| json!({"type": "object", "properties": {}}));
         tools.push(json!({"type": "function", "function": schema}));
     }
-    Ok(tools)
+    Ok((tools, strict))
 }

@@ -7,13 +7,16 @@ pub(crate) mod messages;
 pub(crate) mod models;
 
 use crate::app::{App, now};
+use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::run::{End, Tokens};
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, WARNING};
 use axum::http::{HeaderValue, Response};
+use axum::response::IntoResponse;
 use lowbit::Tokenizer;
 use lowbit_engine::{Logprob, TokenLogprobs};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The fields that all chunks and answers of a request have.
@@ -101,8 +104,9 @@ pub(crate) fn event(data: &Value) -> String {
 }
 
 /// An answer in JSON.
-pub(crate) fn answer(value: &Value) -> Response<Body> {
-    let mut response = Response::new(Body::from(value.to_string()));
+pub(crate) fn answer(value: &impl Serialize) -> Response<Body> {
+    let Ok(text) = serde_json::to_string(value) else { return ApiError::internal().into_response() };
+    let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -1,40 +1,40 @@
 //! `/v1/models`.
 
-use crate::app::App;
+use crate::app::{App, Host};
 use crate::error::ApiError;
-use crate::sampling::unknown_model;
+use crate::models::Entry;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::Response;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The models: the served one, under each of its names.
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Response<Body> {
-    let aliases = app.served.aliases.iter().filter(|alias| *alias != "*");
-    let names = std::iter::once(&app.served.name).chain(aliases);
-    let data: Vec<Value> = names.map(|name| described(&app, name)).collect();
+/// The models, each under all of its names, and whether they are loaded.
+pub(crate) async fn models(State(host): State<Arc<Host>>) -> Response<Body> {
+    let of = |entry| Entry::names(entry).map(|name| described(&host, entry, name));
+    let data: Vec<Value> = host.models.entries().iter().flat_map(of).collect();
     super::answer(&json!({"object": "list", "data": data}))
 }
 
 /// One of them. Names have slashes.
 pub(crate) async fn model(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     Path(name): Path<String>,
 ) -> Result<Response<Body>, ApiError> {
-    match app.served.is_named(&name) {
-        true => Ok(super::answer(&described(&app, &name))),
-        false => Err(unknown_model(&name, &app.served)),
+    match host.models.entries().iter().find(|entry| entry.is_named(&name)) {
+        Some(entry) => Ok(super::answer(&described(&host, entry, &name))),
+        None => Err(host.models.unknown(&name)),
     }
 }
 
-fn described(app: &App, name: &str) -> Value {
+fn described(host: &Host, entry: &Entry<App>, name: &str) -> Value {
     json!({
         "id": name,
         "object": "model",
-        "created": app.created,
+        "created": host.created,
         "owned_by": "lowbit",
-        "max_model_len": app.context(),
+        "state": entry.state_name(),
+        "max_model_len": entry.with(|app| app.context()),
         // Anthropic's list has these.
         "type": "model",
         "display_name": name,

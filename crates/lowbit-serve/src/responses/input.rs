@@ -3,8 +3,8 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, kind};
+use crate::form::choice;
 use crate::openai::Warnings;
-use crate::openai::chat::no_calls;
 use crate::openai::messages::{content, tools};
 use crate::prompt::{Conversation, check_tools, check_variables, set_effort};
 use lowbit::{Message, ToolCall};
@@ -37,8 +37,8 @@ pub(super) fn conversation(
     }
     let list = fields.list("tools")?.unwrap_or_default();
     check_tools(&list)?;
-    conversation.tools = tools(list, |warning| warnings.say(warning))?;
-    conversation.no_calls = no_calls(fields.value("tool_choice"))?;
+    (conversation.tools, conversation.strict) = tools(list, |warning| warnings.say(warning))?;
+    conversation.choice = choice(fields.value("tool_choice"))?;
     conversation.variables = fields.take("chat_template_kwargs")?.unwrap_or_default();
     check_variables(&conversation.variables)?;
     let reasoning = fields.object("reasoning")?;

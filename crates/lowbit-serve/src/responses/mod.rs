@@ -3,10 +3,11 @@
 mod input;
 mod reply;
 
-use crate::app::{App, Record, now};
+use crate::app::{App, Host, Record, now};
 use crate::body;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::form;
 use crate::openai::{Warnings, answer};
 use crate::run::{Job, Replies, Whole};
 use crate::sampling::{max_tokens, model, options};
@@ -17,7 +18,7 @@ use axum::extract::State;
 use axum::http::Response;
 use input::conversation;
 use reply::{Head, ResponseStream, whole_response};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields that say nothing of the reply: nothing is stored here.
@@ -46,12 +47,12 @@ struct Asked {
 
 /// Answers a conversation.
 pub(crate) async fn responses(
-    State(app): State<Arc<App>>,
+    State(host): State<Arc<Host>>,
     Extension(record): Extension<Arc<Record>>,
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
-    app.admit()?;
-    let asked = body::worked(&app, body, Asked::read).await?;
+    host.admit()?;
+    let (app, asked) = body::worked(&host, body, Asked::read).await?;
     let jobs = vec![asked.job];
     if asked.stream {
         let writer = ResponseStream::new(asked.head);
@@ -75,13 +76,14 @@ impl Asked {
         fields.refuse(&["previous_response_id", "conversation"], why)?;
         fields.refuse(&["background", "prompt", "top_logprobs"], "is not done here")?;
         let instructions: Option<String> = fields.take("instructions")?;
-        let format = fields.object("text")?.map(|mut text| text.object("format")).transpose()?.flatten();
-        if let Some(of) = format.map(|mut format| format.need::<String>("type")).transpose()?
-            && of != "text"
-        {
-            let problem = format!("is {of}: replies cannot be held to a form yet, text alone is taken");
-            return Err(ApiError::unsupported("text.format.type", problem));
-        }
+        let mut text = fields.object("text")?;
+        let format = text.as_mut().and_then(|text| text.value("format"));
+        let wanted = match &format {
+            Some(format) => form::format(Fields::of(format.clone(), "text.format")?, "text.format")?,
+            None => None,
+        };
+        let choice = fields.value("tool_choice").unwrap_or_else(|| "auto".into());
+        fields.put("tool_choice", choice.clone());
         let one_call = fields.take("parallel_tool_calls")? == Some(false);
         let tools = fields.value("tools").unwrap_or(Value::Array(vec![]));
         fields.put("tools", tools.clone());
@@ -89,6 +91,7 @@ impl Asked {
         fields.ignore(&WITHOUT_EFFECT);
         warnings.unknown(&fields);
         let prompt = conversation.prompt(served)?;
+        conversation.hold(served, &mut options, wanted.as_ref(), (&prompt.ids, one_call))?;
         let sampling = options.sampling;
         let head = Head {
             id: app.id("resp_"),
@@ -96,7 +99,8 @@ impl Asked {
             model,
             instructions,
             tools,
-            no_calls: conversation.no_calls,
+            choice,
+            format: format.unwrap_or_else(|| json!({"type": "text"})),
             one_call,
             temperature: sampling.temperature,
             top_p: sampling.top_p,

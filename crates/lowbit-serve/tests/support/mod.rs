@@ -5,9 +5,10 @@ pub mod client;
 
 use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
 use lowbit_engine::{
-    Backend, EngineError, Event, Finish, Handle, Logprob, Request, Sink, Stats, TokenLogprobs, Usage,
+    Backend, Dropped, EngineError, Event, Finish, Handle, Logprob, Request, Sink, Stats, TokenLogprobs, Turn,
+    Usage,
 };
-use lowbit_serve::{ServeOptions, Served, Server};
+use lowbit_serve::{Log, Offer, ServeError, ServeOptions, Served, Server};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -59,6 +60,8 @@ pub struct Scripted {
 struct State {
     running: AtomicUsize,
     cancelled: AtomicUsize,
+    /// Turns that were given.
+    turns: AtomicUsize,
     draining: AtomicBool,
     stopped: AtomicBool,
 }
@@ -80,6 +83,10 @@ impl Scripted {
 
     pub fn cancelled(&self) -> usize {
         self.state.cancelled.load(Ordering::SeqCst)
+    }
+
+    pub fn turns(&self) -> usize {
+        self.state.turns.load(Ordering::SeqCst)
     }
 
     /// Waits until nothing runs.
@@ -142,6 +149,18 @@ impl Backend for Scripted {
         Ok(Handle::new(move || cancel.store(true, Ordering::SeqCst)))
     }
 
+    fn turn(&self) -> Result<Turn, EngineError> {
+        if self.state.stopped.load(Ordering::SeqCst) {
+            return Err(EngineError::Draining);
+        }
+        self.state.turns.fetch_add(1, Ordering::SeqCst);
+        Ok(Turn::new(()))
+    }
+
+    fn drop_kept(&self) -> Dropped {
+        Dropped::new(2, 300)
+    }
+
     fn context(&self) -> usize {
         self.context
     }
@@ -149,6 +168,12 @@ impl Backend for Scripted {
     fn stats(&self) -> Stats {
         let mut stats = Stats::default();
         stats.running = self.running();
+        // Whatever is here is told.
+        stats.budget_bytes = 1 << 20;
+        (stats.running_bytes, stats.running_states) = (1 << 18, 2);
+        (stats.cached_bytes, stats.cached_states, stats.cached_texts) = (1 << 17, 3, 2);
+        (stats.token_bytes, stats.state_bytes, stats.block_tokens) = (64, 1000, 64);
+        (stats.prompt_tokens, stats.cached_tokens) = (70, 64);
         stats.draining = self.state.draining.load(Ordering::SeqCst);
         stats
     }
@@ -172,7 +197,19 @@ fn sleep(time: Duration, is_over: &dyn Fn() -> bool) -> bool {
     !is_over()
 }
 
-/// Sends a request's events; returns its last one.
+/// The token that a script wants, or another at random where a mask forbids it.
+fn allowed(mask: &[u32], wanted: Option<u32>, random: &mut u64) -> u32 {
+    let is_allowed = |id: u32| mask[id as usize / 32] >> (id % 32) & 1 == 1;
+    if let Some(id) = wanted.filter(|&id| is_allowed(id)) {
+        return id;
+    }
+    let all: Vec<u32> = (0..32 * mask.len() as u32).filter(|&id| is_allowed(id)).collect();
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    all[(*random >> 33) as usize % all.len()]
+}
+
+/// Sends a request's events; returns its last one. A script that a grammar forbids goes on at
+/// random.
 fn play(script: &Script, request: &Request, sink: &mut Sink, is_over: &dyn Fn() -> bool) -> Event {
     let prompt = request.prompt.len();
     let end = |finish, written| Event::Finished {
@@ -183,8 +220,16 @@ fn play(script: &Script, request: &Request, sink: &mut Sink, is_over: &dyn Fn() 
     if !sleep(script.queued, is_over) || sink(Event::Started { cached_tokens: script.cached }).is_break() {
         return end(Finish::Interrupted, 0);
     }
+    let mut held = request.options.grammar.as_ref().map(|grammar| grammar.start());
+    let mut random = request.options.sampling.seed;
     let mut written = 0;
-    for &id in &script.ids {
+    loop {
+        let wanted = script.ids.get(written).copied();
+        let id = match &mut held {
+            None => wanted,
+            Some(held) => Some(allowed(held.mask().expect("a mask"), wanted, &mut random)),
+        };
+        let Some(id) = id else { break };
         if !sleep(script.pause, is_over) {
             return end(Finish::Interrupted, written);
         }
@@ -201,6 +246,9 @@ fn play(script: &Script, request: &Request, sink: &mut Sink, is_over: &dyn Fn() 
         });
         if sink(Event::Token { id, logprobs }).is_break() {
             return end(Finish::Interrupted, written);
+        }
+        if held.as_mut().is_some_and(|held| held.accept(id).expect("it was allowed")) {
+            return end(Finish::Stop, written);
         }
     }
     match &script.fails {
@@ -227,20 +275,41 @@ pub struct Running {
 impl Running {
     /// A model with this template, on a free port, with settings that `set` has changed.
     pub fn with(template: &str, engine: Scripted, set: impl FnOnce(&mut ServeOptions)) -> Self {
+        let template =
+            (!template.is_empty()).then(|| ChatTemplate::new(template, "template".as_ref()).unwrap());
+        let served = Served::new("test", tokenizer(), template).with_aliases(vec!["other/name".into()]);
+        Self::of(served, engine, set)
+    }
+
+    /// As [`Self::with`], of any model.
+    pub fn of(served: Served, engine: Scripted, set: impl FnOnce(&mut ServeOptions)) -> Self {
+        let engine = Arc::new(engine);
+        let backend = engine.clone();
+        Self::start(engine, set, move |server, log, stop| server.run(served, backend, log, stop))
+    }
+
+    /// Models that are loaded when they are asked for, `most` at a time.
+    pub fn offered(offers: Vec<Offer>, most: usize) -> Self {
+        let none = Arc::new(Scripted::new(vec![]));
+        Self::start(none, |_| {}, move |server, log, stop| server.run_offered(offers, most, log, stop))
+    }
+
+    fn start(
+        engine: Arc<Scripted>,
+        set: impl FnOnce(&mut ServeOptions),
+        run: impl FnOnce(Server, Log, Box<dyn Fn() -> bool>) -> Result<(), ServeError> + Send + 'static,
+    ) -> Self {
         let mut options = ServeOptions::default();
         options.port = 0;
         set(&mut options);
         let server = Server::bind(options).unwrap();
         let address = server.address();
-        let template =
-            (!template.is_empty()).then(|| ChatTemplate::new(template, "template".as_ref()).unwrap());
-        let served = Served::new("test", tokenizer(), template).with_aliases(vec!["other/name".into()]);
-        let (engine, stop) = (Arc::new(engine), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::new(AtomicBool::new(false));
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (backend, stopped, log) = (engine.clone(), stop.clone(), lines.clone());
+        let (stopped, log) = (stop.clone(), lines.clone());
         let thread = thread::spawn(move || {
             let log = Arc::new(move |line: &str| log.lock().unwrap().push(line.into()));
-            server.run(served, backend, log, || stopped.load(Ordering::SeqCst)).unwrap();
+            run(server, log, Box::new(move || stopped.load(Ordering::SeqCst))).unwrap();
         });
         Self { address, engine, tokenizer: tokenizer(), lines, stop, thread: Some(thread) }
     }
