@@ -190,6 +190,20 @@ impl DeviceOptions {
         }
     }
 
+    /// The same with the device of this name, as `--device` has it.
+    #[cfg(feature = "serve")]
+    pub fn named(&self, name: &str) -> Result<Self, String> {
+        let named = Named::parse(name)?;
+        match GPUS.iter().find(|(gpu, _)| *gpu == named.kind) {
+            Some((gpu, false)) => return Err(not_built(gpu)),
+            None if !["auto", "cpu"].contains(&named.kind.as_str()) => {
+                return Err(format!("there is no device {}", lowbit_files::shown(name)));
+            }
+            _ => {}
+        }
+        Ok(Self { device: Some(named), n_gpu_layers: None, ..self.clone() })
+    }
+
     /// True if a device is named.
     pub fn is_named(&self) -> bool {
         self.device.is_some() || self.cuda_arch.is_some() || self.n_gpu_layers.is_some()

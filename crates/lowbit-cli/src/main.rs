@@ -10,6 +10,7 @@ mod cuda;
 mod demo;
 mod device;
 mod explain;
+mod form;
 mod habits;
 mod interrupt;
 mod json;
@@ -108,7 +109,7 @@ fn run() -> Result<(), Failure> {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
         #[cfg(feature = "serve")]
-        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Serve(arguments) => serve::run(arguments),
         Command::Embed(arguments) => embed::run(&arguments),
         Command::Rerank(arguments) => rerank::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),

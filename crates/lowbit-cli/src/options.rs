@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The model, and the device that it runs on.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
     /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub
@@ -170,6 +170,13 @@ impl ModelOptions {
     pub fn name(&self) -> Option<String> {
         let name = self.model.as_ref().or(self.hf_repo.as_ref())?;
         (!habits::expand_home(name).exists()).then(|| name.clone())
+    }
+
+    /// The same for another model, and for another device if one is named.
+    #[cfg(feature = "serve")]
+    pub fn named(&self, model: &str, device: Option<&str>) -> Result<Self, String> {
+        let device = device.map_or_else(|| Ok(self.device.clone()), |name| self.device.named(name))?;
+        Ok(Self { model: Some(model.into()), hf_repo: None, device, ..self.clone() })
     }
 
     /// The type of activations, if one is named.

@@ -169,7 +169,7 @@ fn what_is_unknown_is_answered_with_what_to_type() {
     };
     assert!(error(&["generate", "-p", "x", "--promt", "y"]).contains("--prompt"));
     assert!(error(&["generat"]).contains("generate"));
-    assert!(error(&["generate", "--grammar", "x"]).contains("--json"));
+    assert!(error(&["perplexity", "--grammar", "x"]).contains("--json-schema"));
     assert!(error(&["generate", "-p", "x", "-cbx"]).contains("-cbx: there is no such flag"));
     assert!(error(&["chat", "models/demo", "-xtc"]).contains("-xtc: there is no such flag"));
 }

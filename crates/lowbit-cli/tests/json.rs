@@ -122,7 +122,10 @@ fn measurements_are_documented() {
         &["bench", "--model", TINY, "-p", "4", "-n", "2", "--runs", "2", "--threads", "1"],
     );
     assert!(model["rows"][0]["model"].as_str().unwrap().ends_with("qwen3"));
-    for row in [&op["rows"][0], &model["rows"][0]] {
+    let batch = ["--batch", "1,3", "-p", "4", "-n", "2", "--runs", "1", "--threads", "1"];
+    let batch = run("lowbit.bench/1", &[&["bench", "--model", TINY][..], &batch].concat());
+    assert_eq!(batch["rows"][1]["batch"], 3);
+    for row in [&op["rows"][0], &model["rows"][0], &batch["rows"][0]] {
         assert_eq!((&row["threads"], &row["version"]), (&1.into(), &env!("CARGO_PKG_VERSION").into()));
         assert!(row["device"].as_str().unwrap().len() > 2);
     }

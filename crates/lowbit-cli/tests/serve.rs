@@ -1,6 +1,8 @@
 //! `lowbit serve` with a demo model, from its start to its end.
 #![cfg(all(feature = "serve", unix))]
 
+#[path = "../../lowbit/tests/support/embedding.rs"]
+mod embedding;
 mod support;
 
 use serde_json::{Value, json};
@@ -168,4 +170,100 @@ fn a_server_that_cannot_start_says_why_at_once() {
     std::fs::write(&keys, "# none\n").unwrap();
     assert!(refused(&["serve", "--api-key-file", keys.to_str().unwrap()]).ends_with("keys: has no key\n"));
     assert!(refused(&["serve", "--tools", "x.json"]).contains("clients name their tools"));
+}
+
+/// Writes a file for `--models` of the demo and of an embedding model beside the file.
+fn models(folder: &std::path::Path) -> String {
+    std::fs::create_dir(folder.join("small")).unwrap();
+    embedding::Embedding::default().write(&folder.join("small"));
+    let demo = root().join("models/demo-chat");
+    let text = format!(
+        "max_loaded = 1\n[[model]]\nname = \"chat\"\nalias = [\"gpt\"]\npath = {:?}\ndevice = \"cpu\"\ncontext = 512\n\
+         [[model]]\nname = \"texts\"\npath = \"small\"\ndevice = \"cpu\"\n",
+        demo.to_str().unwrap()
+    );
+    let file = folder.join("models.toml");
+    std::fs::write(&file, text).unwrap();
+    file.to_str().unwrap().into()
+}
+
+#[test]
+fn models_of_a_file_are_loaded_when_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = models(folder.path());
+    let mut served = Served::start(&["serve", "--port", "0", "--models", &file]);
+    assert_eq!(served.lines[0], "chat, texts: loaded when asked for, at most 1 at a time");
+    let chat = served.json("/v1/chat/completions", &chat(&json!({"model": "gpt"})));
+    assert!(!chat["choices"][0]["message"]["content"].as_str().unwrap().is_empty());
+    let text = "the thing";
+    let answer = served.json("/v1/embeddings", &json!({"model": "texts", "input": text}));
+    let line =
+        ["embed", "-m", folder.path().join("small").to_str().unwrap(), text, "--device", "cpu", "--json"]
+            .map(String::from);
+    let alone = lowbit(&line.each_ref().map(String::as_str)).output().unwrap();
+    let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
+    let numbers = |value: &Value| -> Vec<f32> {
+        value.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()
+    };
+    let alone = alone.get("embeddings").map_or(&alone, |list| &list[0]);
+    assert_eq!(numbers(&answer["data"][0]["embedding"]), numbers(&alone["embedding"]));
+    _ = served.child.kill();
+    let mut rest = String::new();
+    served.stderr.read_to_string(&mut rest).unwrap();
+    // T2: what can be found again is said, by models of attention and by those with states.
+    let says = |start: &str, what: &str| {
+        assert!(rest.lines().any(|line| line.starts_with(start) && line.contains(what)), "{rest}");
+    };
+    says("chat: caches of ", "; prompts share their starts ");
+    says("texts: caches of ", "; prompts share their starts in blocks of 64 tokens");
+    assert!(rest.contains("chat: unloaded\n"), "{rest}");
+}
+
+#[test]
+fn a_file_of_models_that_is_wrong_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("models.toml");
+    for (text, want) in [
+        ("", "line 1: missing field `model`"),
+        ("model = []", "has no [[model]]"),
+        ("[[model]]\nname = \"a\"\npath = \"x\"\ncolour = 1\n", "line 4: unknown field `colour`"),
+        (
+            "max_loaded = 0\n[[model]]\nname = \"a\"\npath = \"x\"\n",
+            "max_loaded: is 0, but at least 1 is wanted",
+        ),
+        (
+            "[[model]]\nname = \"a\"\npath = \"x\"\n[[model]]\nname = \"b\"\nalias = [\"a\"]\npath = \"x\"\n",
+            "two models are named a",
+        ),
+        ("[[model]]\nname = \"a\"\npath = \"x\"\ndevice = \"tpu\"\n", "a: device: there is no device tpu"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let line = ["serve", "--port", "0", "--models", file.to_str().unwrap()];
+        let error = refusal(lowbit(&line).output().unwrap());
+        assert!(error.contains(want) && error.contains("models.toml: "), "{text}: {error}");
+    }
+    let output = lowbit(&["serve", "--models", "x.toml", "-m", "y"]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(2) && error.contains("'--models <FILE>' cannot be used with"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_server_that_was_killed_starts_again() {
+    let mut served = Served::start(&["serve", "--port", "0", "--device", "cpu"]);
+    let port = served.address.rsplit_once(':').unwrap().1.to_string();
+    let before = served.json("/v1/chat/completions", &chat(&json!({})));
+    // Kill -9, while a reply is written.
+    let body = chat(&json!({"stream": true, "max_tokens": 1000})).to_string();
+    let mut stream = TcpStream::connect(&served.address).unwrap();
+    let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\n", served.address);
+    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    assert!(stream.read(&mut [0; 64]).unwrap() > 0);
+    served.child.kill().unwrap();
+    served.child.wait().unwrap();
+    let again = Served::start(&["serve", "--port", &port, "--device", "cpu"]);
+    let after = again.json("/v1/chat/completions", &chat(&json!({})));
+    assert_eq!(after["choices"], before["choices"]);
 }

@@ -1,3 +1,4 @@
+mod batch;
 mod model;
 mod request;
 mod scaling;
@@ -33,6 +34,10 @@ pub struct Arguments {
     /// not timed.
     #[arg(long, value_delimiter = ',', default_values_t = [0], requires = "model")]
     pub depth: Vec<usize>,
+    /// With --model: numbers of sequences, up to 256, that are written side by side; the times are
+    /// those of all together, as of llama.cpp's llama-batched-bench [default prompt length: 512].
+    #[arg(long, value_delimiter = ',', requires = "model", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
+    pub batch: Vec<usize>,
     /// With --model: timed runs of each case, whose median is printed. One that is not timed comes
     /// before them.
     #[arg(long, default_value_t = 5, requires = "model", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
@@ -69,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return server::run(arguments, url);
     }
     if arguments.model.is_named() {
-        return model::run(arguments);
+        return if arguments.batch.is_empty() { model::run(arguments) } else { batch::run(arguments) };
     }
     for (flag, given) in [
         ("--prompt-tokens", !arguments.prompt_tokens.is_empty()),

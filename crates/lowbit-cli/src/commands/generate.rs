@@ -1,11 +1,12 @@
 use super::prompts::{self, Batch};
 use super::reply::{Reply, ReplyOptions, Watch};
+use crate::form::{Form, FormOptions};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{ModelOptions, Opened, note_embedding_model};
 use crate::sampling::SamplingOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, json, out};
-use lowbit::{Finish, Message, Session, Syntax, dry_generation};
+use lowbit::{Finish, Message, ReplyForm, Session, Syntax, dry_generation};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -21,9 +22,11 @@ pub struct Arguments {
     #[command(flatten)]
     reply: ReplyOptions,
     #[command(flatten)]
+    form: FormOptions,
+    #[command(flatten)]
     template: TemplateOptions,
     /// Do not end at the model's end-of-text tokens.
-    #[arg(long, help_heading = "Text")]
+    #[arg(long, help_heading = "Text", conflicts_with_all = ["json_schema", "grammar", "regex"])]
     ignore_eos: bool,
     /// Print one JSON object instead of the text.
     #[arg(long)]
@@ -62,8 +65,9 @@ struct Prompts {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     arguments.sampling.check()?;
+    let form = arguments.form.read()?;
     if let Some(file) = &arguments.prompts.prompts {
-        return arguments.side_by_side(&interrupts, file);
+        return arguments.side_by_side(&interrupts, file, form);
     }
     let prompt = arguments.prompts.text()?;
     let opened = arguments.model.open_with_tokenizer()?;
@@ -74,8 +78,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         .with_context(arguments.reply.limit())
         .load(|model| dry_generation(model, &[prompt.len()], sampling.first()))?;
     let context = arguments.reply.context(&loaded)?;
+    let form = form.map(|form| Form::new(form, &loaded, &syntax)).transpose()?;
     let options =
         arguments.reply.library(sampling.first().clone(), context).with_ignore_eos(arguments.ignore_eos);
+    let options = Form::hold(form.as_ref(), options);
     let screen = (!arguments.json).then(|| arguments.reply.screen());
     let (mut session, mut watch) = (Session::new(&loaded.model), Watch::once(&interrupts, screen));
     // Said when the prompt is known to fit.
@@ -126,7 +132,12 @@ impl Prompts {
 
 impl Arguments {
     /// Answers the prompts of a file.
-    fn side_by_side(&self, interrupts: &Interrupts, file: &Path) -> Result<(), Failure> {
+    fn side_by_side(
+        &self,
+        interrupts: &Interrupts,
+        file: &Path,
+        form: Option<ReplyForm>,
+    ) -> Result<(), Failure> {
         let texts = prompts::read(file)?;
         let opened = self.model.open_with_tokenizer()?;
         note_embedding_model(&opened.checkpoint);
@@ -139,6 +150,10 @@ impl Arguments {
             .load(|model| dry_generation(model, &lengths, sampling.first()))?;
         let context = self.reply.context(&loaded)?;
         let options = self.reply.library(sampling.first().clone(), context).with_ignore_eos(self.ignore_eos);
+        // All prompts have one template.
+        let syntax = prompts.first().map(|(_, syntax)| syntax.clone()).unwrap_or_default();
+        let form = form.map(|form| Form::new(form, &loaded, &syntax)).transpose()?;
+        let options = Form::hold(form.as_ref(), options);
         let batch = Batch { loaded: &loaded, options: &options, logprobs: self.reply.logprobs };
         batch.answer(interrupts, &prompts, || sampling.say())
     }

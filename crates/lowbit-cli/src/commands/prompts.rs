@@ -64,8 +64,8 @@ impl Batch<'_> {
     ) -> Result<(), Failure> {
         let model = &self.loaded.model;
         let mut options = EngineOptions::new(model.device()).with_max_waiting(prompts.len());
-        // No less than one text of the whole context takes.
-        let whole = model.cache_size()?.bytes(self.options.context.unwrap_or(0));
+        // No less than one text of the whole context takes, beside the states of several.
+        let whole = model.cache_size()?.bytes(self.options.context.unwrap_or(0)).saturating_mul(2);
         options = options.clone().with_cache_bytes(options.cache_bytes.max(whole));
         let engine = Engine::start(model.clone(), options)?;
         let (sender, events) = channel();
@@ -85,7 +85,7 @@ impl Batch<'_> {
     fn request(&self, prompt: &[u32]) -> Result<Request, Failure> {
         let Loaded { model, tokenizer, .. } = self.loaded;
         let context = model.config().max_position_embeddings;
-        let options = self.options.generation(tokenizer, context, prompt.len())?;
+        let options = self.options.generation(tokenizer, context, prompt)?;
         let request = Request::new(prompt.to_vec()).with_options(options);
         Ok(match self.logprobs {
             Some(count) => request.with_logprobs(count),

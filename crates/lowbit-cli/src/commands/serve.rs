@@ -1,12 +1,14 @@
+mod models;
+
 use super::context::context;
 use crate::interrupt::{Doing, Interrupts};
-use crate::options::{Loaded, ModelOptions, at_least_one, note_embedding_model};
+use crate::options::{Loaded, ModelOptions, at_least_one};
 use crate::sampling::SamplingOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, memory, out};
-use lowbit::{Device, dry_chat};
-use lowbit_engine::{Backend, Engine, EngineOptions};
-use lowbit_serve::{Keys, ServeOptions, Served, Server};
+use lowbit::{Device, dry_batches, dry_pooled};
+use lowbit_engine::{Backend, Engine, EngineOptions, Stats};
+use lowbit_serve::{Keys, Log, MetricNames, ServeOptions, Served, Server};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +19,11 @@ use std::time::Duration;
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOptions,
+    /// A TOML file of several models, which are loaded when requests name them: a table [[model]]
+    /// for each, with name, path, and if wanted alias, device and context; max_loaded at its top is
+    /// the most that are loaded at a time [default: 1].
+    #[arg(long, value_name = "FILE", help_heading = "Model", conflicts_with_all = ["model", "hf_repo", "alias"])]
+    models: Option<PathBuf>,
     #[command(flatten)]
     listen: Listen,
     #[command(flatten)]
@@ -57,9 +64,19 @@ struct Listen {
     /// name [default: the name that it was opened by].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     alias: Vec<String>,
+    /// The names of the figures in /metrics: lowbit's own, or vLLM's, which gateways read.
+    #[arg(long, value_enum, value_name = "NAMES", default_value_t = Names::Lowbit)]
+    metrics_names: Names,
     /// The time that running replies have to end after a signal to stop.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     drain_seconds: u64,
+}
+
+/// The names of figures in /metrics.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Names {
+    Lowbit,
+    Vllm,
 }
 
 /// Limits of the engine.
@@ -87,46 +104,106 @@ fn gigabytes(text: &str) -> Result<f64, String> {
     size.ok_or_else(|| "a number of GB above 0 is wanted".into())
 }
 
-/// Serves a model.
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+/// Serves a model, or several.
+pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     arguments.sampling.check()?;
     if arguments.template.has_tools() {
         return Err("--tools: clients name their tools in each request".into());
     }
-    // Before the model is loaded: an address that is taken is known at once.
+    // Before a model is loaded: an address that is taken is known at once.
     let server = Server::bind(arguments.listen.options()?)?;
-    let opened = arguments.model.open_to_chat()?;
-    note_embedding_model(&opened.checkpoint);
-    let template = arguments.template.load(&opened.checkpoint)?;
-    let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
-    let opened = opened.with_context(arguments.engine.ctx_size.filter(|&tokens| tokens > 0));
-    let loaded = opened.load(|model| dry_chat(model, sampling.first()))?;
-    let (context, note) = context(&loaded, arguments.engine.ctx_size)?;
-    if let Some(note) = note {
-        out::note!("{note}");
+    let address = server.address();
+    let log: Log = Arc::new(|line: &str| out::note!("{line}"));
+    let arguments = Arc::new(arguments);
+    if let Some(file) = &arguments.models {
+        let (offers, most) = models::read(file, &arguments)?;
+        let names: Vec<&str> = offers.iter().map(|offer| offer.name.as_str()).collect();
+        let names = lowbit_files::shown(&names.join(", ")).to_string();
+        out::note!("{names}: loaded when asked for, at most {most} at a time");
+        say(address, First::Chat);
+        interrupts.enter(Doing::Serving);
+        server.run_offered(offers, most, log, || interrupts.stop())?;
+    } else {
+        let ask = (&arguments.model, arguments.engine.ctx_size);
+        let prepared = Prepared::load(&arguments, ask, arguments.listen.alias.clone(), 1)?;
+        out::note!("{}", prepared.ready());
+        say(address, prepared.first);
+        let (served, engine) = prepared.loaded();
+        interrupts.enter(Doing::Serving);
+        server.run(served, engine, log, || interrupts.stop())?;
     }
-    let options = arguments.engine.options(&loaded);
-    let Loaded { checkpoint, tokenizer, model, seconds } = loaded;
-    let vocab_size = model.config().vocab_size;
-    let engine = Engine::start(model, options)?;
-    let context = context.min(engine.context());
-
-    let mut names = arguments.listen.alias.clone();
-    names.push(arguments.model.name().unwrap_or_else(|| stem(checkpoint.path())));
-    let has_template = template.is_some();
-    let served = Served::new(names.remove(0), tokenizer, template)
-        .with_aliases(names)
-        .with_defaults(sampling.first().clone())
-        .with_seed(arguments.sampling.seed())
-        .with_vocab_size(vocab_size)
-        .with_context(context);
-    sampling.say_without_seed();
-    say(&served.name, server.address(), (context, seconds), has_template);
-    interrupts.enter(Doing::Serving);
-    server.run(served, Arc::new(engine), Arc::new(|line| out::note!("{line}")), || interrupts.stop())?;
     out::note!("stopped");
     Ok(())
+}
+
+/// A model that is ready to serve.
+struct Prepared {
+    served: Served,
+    engine: Engine,
+    seconds: f64,
+    first: First,
+}
+
+impl Prepared {
+    /// Loads a model with this context, and starts its engine, whose caches have a `share`-th of
+    /// the memory for caches. It has these names, and the one that it was opened by.
+    fn load(
+        arguments: &Arguments,
+        (model, asked): (&ModelOptions, Option<usize>),
+        mut names: Vec<String>,
+        share: usize,
+    ) -> Result<Self, Failure> {
+        let opened = model.open_to_chat()?;
+        let template = arguments.template.load(&opened.checkpoint)?;
+        let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
+        let opened = opened.with_context(asked.filter(|&tokens| tokens > 0));
+        let pooling = opened.checkpoint.embedding_config()?.pooling;
+        let loaded = opened.load(|model| {
+            dry_batches(model, arguments.engine.max_running, sampling.first())?;
+            pooling.map_or(Ok(()), |pooling| dry_pooled(model, pooling))
+        })?;
+        let (context, note) = context(&loaded, asked)?;
+        if let Some(note) = note {
+            out::note!("{note}");
+        }
+        let options = arguments.engine.options(&loaded, share);
+        let Loaded { checkpoint, tokenizer, model: own, seconds } = loaded;
+        let vocab_size = own.config().vocab_size;
+        let engine = Engine::start(own.clone(), options)?;
+        if names.is_empty() || arguments.models.is_none() {
+            names.push(model.name().unwrap_or_else(|| stem(checkpoint.path())));
+        }
+        let first = match (pooling, &template) {
+            (Some(_), _) => First::Embedding,
+            (None, Some(_)) => First::Chat,
+            (None, None) => First::Text,
+        };
+        let served = Served::new(names.remove(0), tokenizer, template)
+            .with_aliases(names)
+            .with_defaults(sampling.first().clone())
+            .with_seed(arguments.sampling.seed())
+            .with_vocab_size(vocab_size)
+            .with_context(context.min(engine.context()))
+            .with_model(checkpoint, own);
+        sampling.say_without_seed();
+        Ok(Self { served, engine, seconds, first })
+    }
+
+    /// A line for the log.
+    fn ready(&self) -> String {
+        let name = lowbit_files::shown(&self.served.name);
+        format!(
+            "{name}: {}\n{name}: ready after {:.1} s, context {}",
+            reuse(&self.engine.stats()),
+            self.seconds,
+            self.served.context
+        )
+    }
+
+    fn loaded(self) -> lowbit_serve::Loaded {
+        (self.served, Arc::new(self.engine))
+    }
 }
 
 impl Listen {
@@ -149,6 +226,10 @@ impl Listen {
         options.no_auth = self.no_auth;
         options.hosts.clone_from(&self.allowed_host);
         options.origins.clone_from(&self.allowed_origin);
+        options.metric_names = match self.metrics_names {
+            Names::Lowbit => MetricNames::Lowbit,
+            Names::Vllm => MetricNames::Vllm,
+        };
         options.drain = Duration::from_secs(self.drain_seconds);
         Ok(options)
     }
@@ -158,7 +239,8 @@ impl Listen {
 const MOST_ON_CPU: u64 = 16_000_000_000;
 
 impl Limits {
-    fn options(&self, loaded: &Loaded) -> EngineOptions {
+    /// The engine's options, with a `share`-th of the memory for caches.
+    fn options(&self, loaded: &Loaded, share: usize) -> EngineOptions {
         let options = EngineOptions::new(loaded.model.device())
             .with_max_running(self.max_running)
             .with_max_waiting(self.max_waiting);
@@ -171,8 +253,11 @@ impl Limits {
             }),
         };
         match bytes.and_then(|bytes| usize::try_from(bytes).ok()) {
-            Some(bytes) => options.with_cache_bytes(bytes),
-            None => options,
+            Some(bytes) => options.with_cache_bytes(bytes / share),
+            None => {
+                let bytes = options.cache_bytes / share;
+                options.with_cache_bytes(bytes)
+            }
         }
     }
 }
@@ -183,15 +268,41 @@ fn stem(path: &Path) -> String {
     name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
+/// The memory for caches, and what of a prompt can be found in them.
+fn reuse(stats: &Stats) -> String {
+    let size = format!("caches of {:.1} GB", stats.budget_bytes as f64 / 1e9);
+    let (block, states) = (stats.block_tokens, stats.state_bytes);
+    // A kept text and the request that reads it have each their own.
+    let least = 2 * (states + block * stats.token_bytes);
+    match states {
+        _ if stats.budget_bytes < least => format!("{size} hold no prompt's start for another request"),
+        0 => format!("{size}; prompts share their starts in blocks of {block} tokens"),
+        _ => format!(
+            "{size}; prompts share their starts up to checkpoints, every one of {:.1} MB (recurrent states)",
+            states as f64 / 1e6
+        ),
+    }
+}
+
+/// The kind of a first request to try.
+#[derive(Clone, Copy)]
+enum First {
+    Chat,
+    Text,
+    Embedding,
+}
+
 /// Prints the server's addresses, and a first request.
-fn say(name: &str, address: SocketAddr, (context, seconds): (usize, f64), chats: bool) {
-    out::note!("{}: ready after {seconds:.1} s, context {context}", lowbit_files::shown(name));
+fn say(address: SocketAddr, first: First) {
     out::note!("OpenAI     http://{address}/v1");
     out::note!("Anthropic  http://{address}");
     out::note!("page       http://{address}/");
-    let (path, body) = match chats {
-        true => ("chat/completions", r#"{"messages": [{"role": "user", "content": "What is a vector?"}]}"#),
-        false => ("completions", r#"{"prompt": "A vector is", "max_tokens": 100}"#),
+    let (path, body) = match first {
+        First::Chat => {
+            ("chat/completions", r#"{"messages": [{"role": "user", "content": "What is a vector?"}]}"#)
+        }
+        First::Text => ("completions", r#"{"prompt": "A vector is", "max_tokens": 100}"#),
+        First::Embedding => ("embeddings", r#"{"input": "A vector is"}"#),
     };
     out::note!("try: curl http://{address}/v1/{path} -d '{body}'");
 }

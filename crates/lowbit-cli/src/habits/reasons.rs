@@ -13,7 +13,8 @@ pub const CACHES: &str =
 pub const ROPE: &str = "positions are computed as the checkpoint says";
 pub const SAMPLERS: &str = "tokens are drawn by --temp, --top-k, --top-p, --min-p, --repetition-penalty, \
     --presence-penalty, --frequency-penalty and --logit-bias";
-pub const GRAMMAR: &str = "what is written cannot be held to a grammar; --json prints the reply as JSON";
+pub const GRAMMAR: &str =
+    "generate and chat hold replies to --json-schema, --grammar or --regex; a server's requests name theirs";
 pub const PROMPT_CACHE: &str = "prompts are not kept in files; `lowbit chat` keeps a conversation's";
 pub const SERVER: &str = "that is a server's: `lowbit serve` is one";
 pub const IMATRIX: &str =

@@ -10,7 +10,8 @@ const MEMORY: &str = "--cache-memory GB limits the memory of all caches";
 const LOGGED: &str = "a line per request is always logged";
 const PROXY: &str = "TLS and paths are those of a proxy in front";
 const PAGE: &str = "a small page is always at /";
-const ONE_MODEL: &str = "one model is served, and it stays loaded; --alias gives it further names";
+const ONE_MODEL: &str =
+    "one model is served, and it stays loaded; --models FILE serves several, loaded when asked for";
 const PROMPTS: &str = "requests have their prompts and messages";
 
 /// As in `table.rs`.

@@ -185,6 +185,10 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["--min-tokens-to-keep"], Unless(&["1"], SAMPLERS)),
     (None, &["-l", "--logit-bias"], Say(SAMPLERS)),
     (None, &["--presence-penalty", "--frequency-penalty"], Unless(&["0"], SAMPLERS)),
+    (GENERATE, &["-j", "-jf", "--json-schema-file"], Is("--json-schema")),
+    (CHAT, &["-j", "-jf", "--json-schema-file"], Is("--json-schema")),
+    (GENERATE, &["--grammar-file"], Is("--grammar")),
+    (CHAT, &["--grammar-file"], Is("--grammar")),
     (None, &["--grammar", "-j", "-jf"], Say(GRAMMAR)),
     (GENERATE, &["-o", "--output", "--output-file"], Say("`> FILE` keeps what is written")),
     (CHAT, &["-o", "--output", "--output-file"], Say("`| tee FILE` keeps what is written")),
@@ -232,7 +236,8 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
     (BENCH, &["--delay"], Nothing(1, "runs follow each other at once")),
     (BENCH, &["--progress"], Nothing(0, "each case is printed when it is timed")),
     (BENCH, &["-npp", "-ntg"], Say("-p 4 is a prompt's length, -n 2 a reply's")),
-    (BENCH, &["-npl", "-pps", "-tgs"], Say("one text is timed at a time")),
+    (BENCH, &["-npl"], Is("--batch")),
+    (BENCH, &["-pps", "-tgs"], Say("each prompt is read alone")),
     // perplexity.
     (PERPLEXITY, &["--sequence-length"], Is("--context")),
     (

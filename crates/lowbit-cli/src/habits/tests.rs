@@ -90,6 +90,8 @@ fn flags_are_called_by_their_names_here() {
         ("convert --hf-path x --mlx-path y -q --q-bits 4", "quantize --model x --output y --q-bits 4"),
         ("bench -m x -p 512 -n 128", "bench -m x --prompt-tokens 512 --generated-tokens 128"),
         ("bench -m x -d 4096 -r 3", "bench -m x --depth 4096 --runs 3"),
+        ("generate -m x -j {}", "generate -m x --json-schema {}"),
+        ("chat -m x --grammar-file g", "chat -m x --grammar g"),
         ("--help", "--help"),
         ("nothing -hf", "nothing -hf"),
     ];
@@ -101,7 +103,7 @@ fn flags_are_called_by_their_names_here() {
 #[test]
 fn what_is_not_here_is_answered() {
     let cases = [
-        ("generate --grammar x", "--grammar: "),
+        ("serve -m x --grammar x", "--grammar: generate and chat"),
         ("generate --chat-and-lora=3 --lora x", "--lora: adapters are not applied"),
         ("generate -m 100", "-n 100"),
         ("generate --kv-bits 8", "--ctx-size"),

@@ -66,7 +66,7 @@ fn prompts(arguments: &Arguments) -> &[usize] {
     if arguments.prompt_tokens.is_empty() { &PROMPTS } else { &arguments.prompt_tokens }
 }
 
-fn generated(arguments: &Arguments) -> usize {
+pub(super) fn generated(arguments: &Arguments) -> usize {
     arguments.generated_tokens.unwrap_or(GENERATED)
 }
 
@@ -121,7 +121,7 @@ fn check(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
 }
 
 /// Pseudo-random ids.
-fn ids(model: &Model, count: usize) -> Vec<u32> {
+pub(super) fn ids(model: &Model, count: usize) -> Vec<u32> {
     let vocab_size = model.config().vocab_size as u64;
     (0..count as u64)
         .map(|i| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab_size)

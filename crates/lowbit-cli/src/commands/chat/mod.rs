@@ -3,6 +3,7 @@ mod saved;
 
 use super::lines::{Line, Lines};
 use super::reply::{Reply, ReplyOptions, Watch};
+use crate::form::{Form, FormOptions};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions};
 use crate::sampling::{Sampling, SamplingOptions};
@@ -24,6 +25,8 @@ pub struct Arguments {
     sampling: SamplingOptions,
     #[command(flatten)]
     reply: ReplyOptions,
+    #[command(flatten)]
+    form: FormOptions,
     #[command(flatten)]
     template: TemplateOptions,
     /// Action when the context has no room for a message.
@@ -47,6 +50,7 @@ enum Overflow {
 /// it clears the line, and pressed twice on an empty one it ends the chat.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.check()?;
+    let form = arguments.form.read()?;
     let interrupts = Interrupts::listen()?;
     let opened = arguments.model.open_to_chat()?;
     let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
@@ -66,6 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         out::note!("/help lists the commands; Ctrl-D ends the chat");
     }
     let mut chat = Chat::new(arguments, &loaded, template.as_ref(), (sampling, context));
+    chat.form = form.map(|form| Form::new(form, &loaded, chat.said.syntax())).transpose()?;
     chat.is_typed = lines.is_terminal();
     let mut asked_to_end = false;
     loop {
@@ -105,6 +110,8 @@ struct Chat<'m> {
     loaded: &'m Loaded,
     said: lowbit::Chat<'m>,
     has_template: bool,
+    /// That of every reply.
+    form: Option<Form>,
     /// True if a user types the messages, and may give commands.
     is_typed: bool,
     sampling: Sampling,
@@ -136,6 +143,7 @@ impl<'m> Chat<'m> {
             loaded,
             said,
             has_template,
+            form: None,
             is_typed: false,
             sampling,
             context,
@@ -221,6 +229,7 @@ impl<'m> Chat<'m> {
         let generation = self.sampling.after(self.replies);
         let (most, sampling) = (generation.max_tokens, generation.sampling);
         let options = self.arguments.reply.library(generation, self.context);
+        let options = Form::hold(self.form.as_ref(), options);
         let screen = (!self.arguments.json).then(|| self.arguments.reply.screen());
         let mut watch = Watch::in_session(interrupts, screen);
         let reply = ask(&mut self.said, &options, &mut watch);

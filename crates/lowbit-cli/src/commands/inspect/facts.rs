@@ -112,10 +112,13 @@ impl Facts {
             intermediate_size: size("moe_intermediate_size", "expert_feed_forward_length")
                 .or_else(|| size("intermediate_size", "feed_forward_length")),
             num_experts: size("num_experts", "expert_count")
-                .or_else(|| size("num_local_experts", "expert_count")),
+                .or_else(|| size("num_local_experts", "expert_count"))
+                .or_else(|| size("n_routed_experts", "expert_count")),
             num_experts_per_tok: size("num_experts_per_tok", "expert_used_count"),
             num_attention_heads,
             num_key_value_heads: size("num_key_value_heads", "attention.head_count_kv")
+                // Some files list them by layer.
+                .or_else(|| config.found().and_then(|_| config.key_heads().ok()?))
                 .or(num_attention_heads),
             head_dim: size("head_dim", "attention.key_length").or_else(per_head),
             sliding_window: read.window(),
