@@ -1,14 +1,27 @@
 """PyPI's openai and anthropic against a server: tools/check_clients runs it with the address and a key."""
 
 import sys
+from typing import Literal
 
 import anthropic
 import openai
+import pydantic
 
 ADDRESS, KEY = sys.argv[1:]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is a vector?"}], "max_tokens": 24, "temperature": 0}
 FUNCTION = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 BLOCK = {"name": "look", "description": "Looks.", "input_schema": FUNCTION["parameters"]}
+
+
+class Order(pydantic.BaseModel):
+    """What a reply is held to."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    kind: Literal["buy", "sell"]
+    count: int = pydantic.Field(ge=0, le=9)
+
+
+LONG = {**CHAT, "max_tokens": 200}
 
 
 def raised(kind, call):
@@ -49,12 +62,27 @@ def with_openai():
     with client.responses.stream(model="demo", input="What is a vector?", max_output_tokens=24, temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     assert text == choice.message.content, text
-    error = raised(openai.BadRequestError, lambda: client.chat.completions.create(**CHAT, response_format={"type": "json_object"}))
-    assert error.param == "response_format.type", error
+    parsed = client.chat.completions.parse(**LONG, response_format=Order)
+    assert isinstance(parsed.choices[0].message.parsed, Order), parsed
+    parsed = client.responses.parse(model="demo", input="What is a vector?", max_output_tokens=200, text_format=Order)
+    assert isinstance(parsed.output_parsed, Order), parsed
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": {"not": {}}}}}}
+    error = raised(openai.BadRequestError, lambda: client.chat.completions.create(**CHAT, response_format=wrong))
+    assert error.param == "response_format.json_schema.schema.properties.a", error
     long = [{"role": "user", "content": "word " * 4000}]
     error = raised(openai.BadRequestError, lambda: client.chat.completions.create(**{**CHAT, "messages": long}))
     assert error.code == "context_length_exceeded", error
     raised(openai.NotFoundError, lambda: client.chat.completions.create(**{**CHAT, "model": "gpt-9"}))
+    # It asks for base64 unless told otherwise.
+    texts = ["What is a vector?", "A list of numbers."]
+    made = client.embeddings.create(model="embedding", input=texts)
+    floats = client.embeddings.create(model="embedding", input=texts, encoding_format="float")
+    assert [one.embedding for one in made.data] == [one.embedding for one in floats.data]
+    assert abs(sum(value * value for value in made.data[0].embedding) - 1) < 1e-4 and made.usage.total_tokens > 0
+    short = client.embeddings.create(model="embedding", input=texts[0], dimensions=8)
+    assert len(short.data[0].embedding) == 8
+    error = raised(openai.BadRequestError, lambda: client.embeddings.create(model="demo", input="x"))
+    assert "makes no embeddings" in error.message, error
     stranger = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key="wrong")
     raised(openai.AuthenticationError, lambda: stranger.models.list())
     return choice.message.content
@@ -78,6 +106,9 @@ def with_anthropic(text):
     count = client.messages.count_tokens(model="demo", messages=chat["messages"])
     usage = whole.usage
     assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    form = {"output_config": {"format": {"type": "json_schema", "schema": Order.model_json_schema()}}, **chat["extra_body"]}
+    held = client.messages.create(**{**chat, "max_tokens": 200, "extra_body": form})
+    Order.model_validate_json(held.content[0].text)
     image = [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]}]
     raised(anthropic.BadRequestError, lambda: client.messages.create(**{**chat, "messages": image}))
     stranger = anthropic.Anthropic(base_url=ADDRESS, api_key="wrong")
