@@ -6,28 +6,12 @@ mod support;
 use lowbit_files::{Checkpoint, Stored, safetensors};
 use lowbit_formats::DType;
 use lowbit_kernels::Device;
-use lowbit_models::{Logits, Model, Target};
+use lowbit_models::Model;
 use lowbit_quantize::{Learn, LearnOptions, Learning, Mix, MlxFormat, Recipe, Summary};
 use serde_json::{Value, json};
 use std::ops::ControlFlow::Continue;
-use std::path::{Path, PathBuf};
-use tempfile::TempDir;
-
-/// The tiny checkpoint with another configuration, in a folder of its own.
-fn changed(change: impl FnOnce(&mut Value)) -> (TempDir, PathBuf) {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models/gpt_oss");
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("source");
-    std::fs::create_dir(&path).unwrap();
-    for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(from.join(file), path.join(file)).unwrap();
-    }
-    let mut config: Value =
-        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
-    change(&mut config);
-    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
-    (folder, path)
-}
+use std::path::Path;
+use support::layouts::{apart, changed, logits, plain};
 
 fn truncates(config: &mut Value) {
     config["rope_scaling"]["truncate"] = true.into();
@@ -41,11 +25,6 @@ fn to(source: &Path, output: &Path, recipe: &Recipe<'_>) -> Summary {
     recipe.run(&Checkpoint::open(source).unwrap(), output, |_| Continue(())).unwrap().summary
 }
 
-/// MLX's layout without quantisation.
-fn plain() -> Recipe<'static> {
-    Recipe::new(MlxFormat::default()).with_rules(vec!["*=none".parse().unwrap()])
-}
-
 /// MLX's layout with experts alone in mxfp4.
 fn experts_in_mxfp4() -> Recipe<'static> {
     let others = ["model.embed_tokens", "lm_head", "*self_attn*", "*router"];
@@ -53,25 +32,10 @@ fn experts_in_mxfp4() -> Recipe<'static> {
     Recipe::new(MlxFormat::for_mode("mxfp4")).with_rules(rules)
 }
 
-/// The logits of more tokens than the window has.
-fn logits(path: &Path) -> Vec<f32> {
-    let target = Target::new(&Device::cpu(Some(1)).unwrap(), None).unwrap().with_exact(true);
-    let model = Model::load_for(&Checkpoint::open(path).unwrap(), target).unwrap();
-    let tokens: Vec<u32> = (0..60).map(|i| i * 7 % 200).collect();
-    let logits = model.forward(&tokens, &mut model.cache(), Logits::All).unwrap().unwrap();
-    logits.as_slice::<f32>().unwrap().to_vec()
-}
-
-/// The largest difference, relative to the largest value.
-fn apart(one: &[f32], other: &[f32]) -> f32 {
-    let most = one.iter().fold(0f32, |most, value| most.max(value.abs()));
-    one.iter().zip(other).fold(0f32, |apart, (a, b)| apart.max((a - b).abs())) / most
-}
-
 #[test]
 fn every_layout_computes_the_same_whichever_layers_have_windows() {
     for kinds in [["sliding", "full"], ["full", "sliding"], ["sliding", "sliding"], ["full", "full"]] {
-        let (folder, source) = changed(|config| {
+        let (folder, source) = changed("gpt_oss", |config| {
             truncates(config);
             config["layer_types"] = kinds.map(|kind| format!("{kind}_attention")).to_vec().into();
         });
@@ -98,7 +62,8 @@ fn every_layout_computes_the_same_whichever_layers_have_windows() {
 
 #[test]
 fn a_plain_rotary_embedding_is_named() {
-    let (folder, source) = changed(|config| config["rope_scaling"] = json!({"rope_type": "default"}));
+    let (folder, source) =
+        changed("gpt_oss", |config| config["rope_scaling"] = json!({"rope_type": "default"}));
     let made = |name: &str| folder.path().join(name);
     to(&source, &made("a"), &plain());
     to_gguf(&source, &made("b.gguf"), "F32");
@@ -107,7 +72,8 @@ fn a_plain_rotary_embedding_is_named() {
         assert!(apart(&logits(&source), &logits(&made(name))) <= 1e-5, "{name}");
     }
     // Without it transformers takes YaRN, and mlx-lm does not.
-    let (_folder, unnamed) = changed(|config| drop(config.as_object_mut().unwrap().remove("rope_scaling")));
+    let (_folder, unnamed) =
+        changed("gpt_oss", |config| drop(config.as_object_mut().unwrap().remove("rope_scaling")));
     let error = Model::load(&Checkpoint::open(&unnamed).unwrap(), &Device::cpu(Some(1)).unwrap());
     assert!(error.unwrap_err().to_string().ends_with("rope_scaling is missing from the configuration"));
 }
@@ -115,8 +81,8 @@ fn a_plain_rotary_embedding_is_named() {
 /// llama.cpp has no key for it: its converter drops it, and its readers round.
 #[test]
 fn gguf_rounds_the_bounds_of_yarn_and_says_so() {
-    let (folder, source) = changed(|_| ());
-    let (_other, rounded) = changed(truncates);
+    let (folder, source) = changed("gpt_oss", |_| ());
+    let (_other, rounded) = changed("gpt_oss", truncates);
     let file = folder.path().join("model.gguf");
     let summary = to_gguf(&source, &file, "F32");
     let said = |warning: &String| warning.contains("llama.cpp rounds the bounds of YaRN's ramp");
@@ -189,7 +155,7 @@ fn published(mlx: &Checkpoint) -> Parts {
 
 #[test]
 fn published_mxfp4_is_read_and_keeps_its_codes_in_every_layout() {
-    let (folder, source) = changed(truncates);
+    let (folder, source) = changed("gpt_oss", truncates);
     let made = |name: &str| folder.path().join(name);
     to(&source, &made("mlx"), &experts_in_mxfp4());
     let mlx = Checkpoint::open(&made("mlx")).unwrap();

@@ -21,11 +21,12 @@ impl LogitRules {
     pub fn new(options: &GenerationOptions, model: &Model) -> Result<Self, ModelError> {
         let (count, device) = (model.config().vocab_size, model.device());
         let grammar = options.grammar.as_ref();
-        let grammar = grammar.map(|grammar| Ok((grammar.start(), LogitMask::new(count, device)?)));
+        let grammar =
+            grammar.map(|grammar| Ok::<_, KernelError>((grammar.start(), LogitMask::new(count, device)?)));
         Ok(Self {
             biases: options.logit_bias.clone(),
             bias: LogitBias::new(&options.logit_bias, count, device)?,
-            grammar: grammar.transpose().map_err(|error: KernelError| error)?,
+            grammar: grammar.transpose()?,
         })
     }
 

@@ -1,5 +1,7 @@
-//! Helpers that the tests of learning share.
+//! Helpers that the tests of learning share, and those of layouts.
 #![allow(dead_code, reason = "each test file uses a part")]
+
+pub mod layouts;
 
 use lowbit_files::Checkpoint;
 use lowbit_quantize::{Data, MlxFormat, Recipe};
