@@ -190,7 +190,7 @@ fn turns_are_between_steps_and_in_order() {
     let asked = ask(&engine, long(&model, 1));
     asked.until(is_token);
     let held = engine.turn().unwrap();
-    // What the last step has written is here; nothing is while the turn lives.
+    // Tokens of the last step are here; none comes while the turn lives.
     while asked.events.try_recv().is_ok() {}
     std::thread::sleep(Duration::from_millis(50));
     assert!(asked.events.try_recv().is_err());

@@ -34,7 +34,7 @@ pub struct BatchSteps {
 pub struct BatchRow<'a> {
     /// A number of the sequence's own, the same in all steps.
     pub id: u64,
-    /// What came before the token that runs, with room for it.
+    /// The caches of the tokens before the one that runs, with room for it.
     pub cache: &'a mut PoolCache,
     /// All tokens up to the one that runs.
     pub text: &'a [u32],

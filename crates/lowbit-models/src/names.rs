@@ -56,7 +56,7 @@ pub const MLP: [Name<'_>; 3] =
 pub const FUSED_MLP: Name<'_> = ("mlp.gate_up_proj", "ffn_up");
 
 pub const ROUTER: Name<'_> = ("mlp.gate", "ffn_gate_inp");
-/// What is added to experts' scores to choose by; it does not weigh them.
+/// The bias that is added to experts' scores to choose by; it does not weigh them.
 pub const SELECTION_BIAS: Name<'_> = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias");
 /// MLX's names; Hugging Face stores one matrix per expert or other stacks.
 pub const EXPERTS_GATE: Name<'_> = ("mlp.switch_mlp.gate_proj", "ffn_gate_exps");

@@ -24,7 +24,7 @@ use std::time::Instant;
 /// Texts of a request, as OpenAI has it.
 const INPUTS: usize = 2048;
 
-/// What is to be embedded.
+/// The texts that are to be embedded.
 struct Asked {
     model: String,
     /// The tokens of each text.

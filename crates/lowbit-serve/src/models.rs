@@ -76,7 +76,7 @@ impl<A> Entry<A> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `look` sees of the model, if it is loaded. It may not wait.
+    /// The result of `look` at the model, if it is loaded. It may not wait.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&Arc<A>) -> T) -> Option<T> {
         match &*self.state() {
             State::Loaded(loaded, _) => Some(look(loaded)),

@@ -16,7 +16,7 @@ struct Operation {
     answer: Answer,
 }
 
-/// What a path answers with.
+/// The answer of a path.
 #[derive(Clone, Copy, PartialEq)]
 enum Answer {
     Json,
@@ -239,7 +239,7 @@ fn schemas() -> Value {
     all
 }
 
-/// What all of a conversation's requests have, in OpenAI's form.
+/// The fields that all requests of conversations have, in OpenAI's form.
 fn conversation() -> Vec<(&'static str, Value)> {
     let part = object(2, &[("type", json!({"const": "text"})), ("text", string())], &[]);
     let role = json!({"enum": ["system", "developer", "user", "assistant", "tool"]});

@@ -28,7 +28,7 @@ pub struct Served {
     pub context: usize,
     /// The syntax of texts that are no conversation.
     pub(crate) plain: Arc<Syntax>,
-    /// What compiles forms of replies, from the first request for one on; or why it cannot.
+    /// The compiler of replies' forms, from the first request for one on; or why it cannot.
     pub(crate) grammars: OnceLock<Result<Grammars, String>>,
     /// Ids of conversations that were rendered before.
     pub(crate) ids: IdCache,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use support::client::{anthropic, anthropic_stream, chat, openai, openai_stream};
 use support::{QWEN, Running, Scripted};
 
-/// What the model would write.
+/// The text that the model would write.
 const WANTED: &str = "I would rather not. {\"id\": \"none\"}";
 
 /// A model without reasoning: one that draws at random would not end it.

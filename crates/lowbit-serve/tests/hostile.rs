@@ -180,7 +180,7 @@ fn t21_ten_thousand_hostile_bodies_harm_nobody() {
             }
             asked
         });
-        // What the allocator keeps is there after the first tenth.
+        // The allocator has all that it keeps after the first tenth.
         part(7, BODIES / 10);
         before = resident();
         let rest: Vec<_> = (0..3)

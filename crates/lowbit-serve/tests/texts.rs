@@ -209,6 +209,6 @@ fn documents_are_ranked_as_by_the_library() {
         let answer = server.post("/v1/rerank", &body);
         assert_eq!((answer.status, &answer.json()["error"]["message"]), (400, &json!(want)));
     }
-    // What makes no embeddings says so.
+    // A model that makes no embeddings says so.
     assert_eq!(server.post("/v1/embeddings", &json!({"input": "a"})).status, 400);
 }

@@ -87,7 +87,7 @@ pub enum Error {
     /// The form of a reply that is malformed, or that cannot be enforced.
     #[error("{path}: {problem}")]
     Form {
-        /// What is wrong: `schema.properties.name`, `grammar`, ..
+        /// The part that is wrong: `schema.properties.name`, `grammar`, ..
         path: String,
         /// Why.
         problem: String,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// A family's spelling.
 struct Family {
     name: &'static str,
-    /// What its chat templates mention.
+    /// The names that its chat templates mention.
     mentions: &'static str,
     /// The end of its prompts.
     prompt: &'static str,

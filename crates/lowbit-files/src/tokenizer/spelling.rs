@@ -7,7 +7,7 @@ use super::engine::Engine;
 use super::guard::guarded;
 use crate::FileError;
 
-/// How a decoder reads tokens.
+/// The way in which a decoder reads tokens.
 enum Alphabet {
     /// GPT-2's: a character stands for each byte.
     ByteLevel(Vec<(char, u8)>),

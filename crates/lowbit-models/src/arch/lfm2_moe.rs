@@ -51,7 +51,7 @@ pub const LFM2_MOE: Architecture = Architecture {
     describe,
 };
 
-/// What transformers and mlx-lm add to the sum of weights.
+/// The number that transformers and mlx-lm add to the sum of weights.
 const SUM_EPS: f32 = 1e-6;
 
 const KEYS: &[Key] = &[

@@ -304,7 +304,7 @@ impl Builder<'_> {
         }
         self.put_own("expert_gating_func", Value::U32(SIGMOID))?;
         let Some(router) = self.computed.experts().map(|moe| moe.router) else { return Ok(()) };
-        // Where llama.cpp does not read them, readers refuse all values but its own.
+        // Readers refuse all values but llama.cpp's own, for models in which it does not read them.
         let reads = |key| matches!(keys::role(self.architecture.gguf_keys, key), Some(Role::Computed(_)));
         let [scale, norm] = ["expert_weights_scale", "expert_weights_norm"];
         let (scaled, divided) = (reads(scale), reads(norm));

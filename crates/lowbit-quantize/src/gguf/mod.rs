@@ -371,7 +371,7 @@ fn facts<'a>(metadata: &Metadata, names: impl Iterator<Item = &'a str>) -> Resul
     let size = |key: &str| metadata.find::<usize>(&format!("{architecture}.{key}"));
     let layers = size("block_count")?.unwrap_or(0);
     let heads = size("attention.head_count")?.unwrap_or(0);
-    // Where layers differ, llama.cpp's mixes look at the first.
+    // Of layers that differ, llama.cpp's mixes look at the first.
     let key = format!("{architecture}.attention.head_count_kv");
     let key_heads = match metadata.find::<Vec<usize>>(&key) {
         Ok(Some(listed)) => listed.first().copied().unwrap_or(0),

@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// How deep groups may be nested.
+/// The depth to which groups may be nested.
 const DEPTH: usize = 100;
 
 /// The most repetitions of a part, as llama.cpp has it.

@@ -98,7 +98,7 @@ pub const FORM_BYTES: usize = 256 << 10;
 /// The stack on which forms are compiled: they may be nested.
 const STACK: usize = 64 << 20;
 
-/// How deep the brackets of a grammar may be nested, and how many rules it may have: reading one
+/// The depth of a grammar's brackets, and the number of its rules, at most: reading one
 /// takes stack for both.
 const DEPTH: usize = 200;
 const RULES: usize = 2000;

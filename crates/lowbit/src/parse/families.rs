@@ -38,7 +38,7 @@ impl Calls {
     }
 }
 
-/// How a model writes a call between its markers.
+/// The form of a call between a model's markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     /// `{"name": NAME, "arguments": {..}}` on a line of its own.

@@ -122,7 +122,7 @@ struct CallMarkers {
     markers_are_body: bool,
     /// True if it only counts where nothing is written before it.
     at_start: bool,
-    /// How the model writes a call, where lowbit can say it as a grammar.
+    /// The form of a call that the model writes, where lowbit can say it as a grammar.
     #[cfg_attr(not(feature = "grammar"), allow(dead_code))]
     style: Option<Style>,
 }

@@ -55,7 +55,7 @@ pub fn copy_rows(src: &Tensor, src_row: usize, dst: &mut Tensor, dst_row: usize)
     }
 }
 
-/// How many rows a tensor has, and their shape.
+/// The number of a tensor's rows, and their shape.
 fn rows<'a>(operand: &'static str, x: &'a Tensor) -> Result<(usize, &'a [usize]), KernelError> {
     let scalar = || CHECK.shape_error(operand, x, "[rows, ..] is wanted".into());
     x.shape().split_first().map(|(&rows, row)| (rows, row)).ok_or_else(scalar)

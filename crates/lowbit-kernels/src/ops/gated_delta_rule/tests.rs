@@ -17,7 +17,7 @@ pub(super) struct Case {
     pub raw: Option<[Tensor; 4]>,
     pub cu_seqlens: Tensor,
     pub state: Tensor,
-    /// Where the state is a pool.
+    /// For a state that is a pool.
     pub slots: Option<Tensor>,
     pub params: GatedDeltaRule,
 }

@@ -158,8 +158,8 @@ pub fn rms_norm_rope_append(
 /// | v | `[T, Hkv, Dv]` | k's |
 /// | positions | `[T]` | u32 |
 ///
-/// Which of several tokens with the same place is stored is undefined. On a GPU tokens at positions
-/// beyond the table, or in pages beyond the pool, are not stored.
+/// Of several tokens with the same place, one is stored, and any may be. On a GPU tokens at
+/// positions beyond the table, or in pages beyond the pool, are not stored.
 ///
 /// # Errors
 /// Those of [`rms_norm_rope_append`], and [`KernelError::Id`] for a position beyond the table and

@@ -114,7 +114,7 @@ fn tokens_go_to_their_pages() {
 pub(super) fn tokens_go_to_their_pages_on(devices: &[Device]) {
     const POSITIONS: [u32; 6] = [0, 1, 63, 64, 130, 129];
     let (heads, pages, columns) = (3, 9, 3);
-    // What is behind a sequence's pages is not read.
+    // Entries behind a sequence's pages are not read.
     let table = [5, u32::MAX, 99, 8, 1, u32::MAX, 0, 7, 2];
     let mut random = Random::new(4);
     for (i, [rotary_dim, head_dim, columns_of_q]) in SIZES.into_iter().enumerate() {

@@ -54,7 +54,7 @@ pub struct RouterParams {
     pub top_k: usize,
     /// Divide the chosen experts' weights by their sum (`norm_topk_prob`).
     pub normalize: bool,
-    /// What makes scores of logits.
+    /// The function that makes scores of logits.
     pub scores: RouterScores,
     /// Added to the sum that divides weights, so that it is not 0; 0 beside softmax, which needs
     /// none.

@@ -13,7 +13,7 @@ const LONGEST: usize = 1 << 24;
 
 const CHECK: Check = Check("decode state");
 
-/// Where a row of the parameters holds what.
+/// The words of a row of the parameters.
 pub(super) mod word {
     /// 1 / temperature as an f32, or 0 for temperature 0.
     pub const RATE: usize = 0;
@@ -41,9 +41,10 @@ pub(super) mod word {
     pub const ALL: u32 = u32::MAX;
 }
 
-/// What decode steps of a batch read and leave for the next one. It lives on the device, so that a
-/// step can be captured once and replayed: nothing that changes from step to step comes from the
-/// host. Rows are those of the batch's logits; a row belongs to one sequence, or to nobody.
+/// The state that decode steps of a batch read and leave for the next one. It lives on the device,
+/// so that a step can be captured once and replayed: nothing that changes from step to step comes
+/// from the host. Rows are those of the batch's logits; a row belongs to one sequence, or to
+/// nobody.
 ///
 /// Rows are written in place, also where a clone of a tensor sees it: captured steps go on.
 #[derive(Debug)]
@@ -61,11 +62,11 @@ pub struct DecodeBatch {
     parameters: Tensor,
     /// The longest window of a row.
     window: usize,
-    /// What the host knows of the rows; `None` for those that nobody uses.
+    /// The rows, as far as the host knows them; `None` for those that nobody uses.
     rows: Vec<Option<Row>>,
 }
 
-/// What the host knows of a row.
+/// A row, as far as the host knows it.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     params: SampleParams,

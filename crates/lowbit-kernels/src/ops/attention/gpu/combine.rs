@@ -6,7 +6,7 @@
 //! (`scales[row, split, 2]`). The result is
 //! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`. Sinks are
 //! added to the denominator here and nowhere else: with them, rows of one part are combined, too.
-//! Where keys are in pages, a row's position says how many parts it has; others were not written.
+//! With keys in pages, a row's position says how many parts it has; others were not written.
 
 #![allow(unsafe_code)] // Launches.
 

@@ -190,7 +190,7 @@ pub(super) struct Call<'a> {
     heads: usize,
     /// Keys per key head; where they are in pages, positions that the table has pages for.
     capacity: usize,
-    /// Where keys are in pages.
+    /// For keys in pages.
     table: Option<Table<'a>>,
 }
 

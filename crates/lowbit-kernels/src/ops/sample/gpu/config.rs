@@ -52,7 +52,7 @@ pub(super) struct Sizes {
     pub slices: u32,
 }
 
-/// What a row is drawn with: see [`word`].
+/// The parameters of a row: see [`word`].
 #[derive(CubeType)]
 pub(super) struct Parameters {
     pub rate: u32,

@@ -6,7 +6,7 @@
 //! waits for no other plane until the end. Keys are the rows of the tensor cores' matrices and
 //! query rows the columns: with 8 columns, few of them are empty.
 //!
-//! Where keys are in pages, a cube has the query rows of one token, and goes through some of the
+//! With keys in pages, a cube has the query rows of one token, and goes through some of the
 //! parts of their keys, one after the other.
 
 mod config;

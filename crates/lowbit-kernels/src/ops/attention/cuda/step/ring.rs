@@ -17,7 +17,7 @@ pub(super) struct Ring {
     pub base: u32,
     /// The end of the cube's keys.
     pub end: u32,
-    /// Where keys are in pages.
+    /// For keys in pages.
     pub pool: PoolSizes,
 }
 
