@@ -1,6 +1,6 @@
 //! The ops of low-bit language models. Each folder of [`ops`] has an op's contract, its f64
-//! reference, its implementations, its tests and its benchmark cases. The modules below the ops
-//! ([`Device`], [`Tensor`], [`QuantizedTensor`], [`simd`]) name no op.
+//! reference, its implementations, its tests and its benchmark cases. The crate below them,
+//! `lowbit-device` ([`Device`], [`Tensor`], [`QuantizedTensor`], [`simd`], [`gpu`]), names no op.
 //!
 //! Another engine calls an op on its own memory through [`Tensor::from_owner`],
 //! [`Tensor::from_host_ptr`] and, on a CUDA device, `Tensor::from_cuda_ptr`; the example
@@ -20,29 +20,16 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod bench;
-mod buffer;
-mod cast;
-mod device;
-mod error;
-mod foreign;
-mod gamma;
-mod gemm;
-pub mod gpu;
-mod inputs;
 pub mod ops;
-mod panels;
-mod pool;
-mod quantized;
-mod random;
-mod scan;
-pub mod simd;
-mod tensor;
+#[cfg(test)]
+#[path = "../../lowbit-device/src/testing/mod.rs"]
+mod testing;
 
-pub use device::{Cpu, Device};
-pub use error::KernelError;
-pub use quantized::QuantizedTensor;
-pub use tensor::{Element, Tensor};
+pub use lowbit_device::{Cpu, Device, Element, KernelError, QuantizedTensor, Tensor, bench, gpu, simd};
+use lowbit_device::{buffer, cast, gamma, gemm, inputs, random, scan};
+
+#[cfg(feature = "gpu")]
+inventory::submit!(gpu::compile::Sources(gpu::launch::sources!()));
 
 /// The README's examples are tests, too.
 #[cfg(doctest)]

@@ -4,11 +4,11 @@
 //! the peers' own packages; each file's metadata says which package and version.
 
 mod bounds;
-// Benchmarks check their answers with these two, so they are published in lowbit-kernels, which
+// Benchmarks check their answers with these two, so they are published in lowbit-device, which
 // numcheck is not: tests have them from here without depending on the kernels.
-#[path = "../../lowbit-kernels/src/gamma.rs"]
+#[path = "../../lowbit-device/src/gamma.rs"]
 mod gamma;
-#[path = "../../lowbit-kernels/src/random.rs"]
+#[path = "../../lowbit-device/src/random.rs"]
 mod random;
 mod vectors;
 

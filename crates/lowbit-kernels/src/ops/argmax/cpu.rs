@@ -3,7 +3,7 @@
 
 use crate::{
     Cpu, KernelError, Tensor,
-    ops::check::Check,
+    ops::Check,
     simd::{Kernel, Simd},
 };
 use lowbit_formats::DType;

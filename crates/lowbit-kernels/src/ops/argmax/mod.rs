@@ -5,7 +5,7 @@ pub(crate) mod cpu;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 
 /// `ids[..] = argmax_v x[.., v]`, the lowest id where several tie. This is greedy sampling.

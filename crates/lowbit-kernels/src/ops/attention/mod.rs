@@ -22,7 +22,7 @@ mod tests;
 pub use gradient::{AttentionGradient, attention_backward};
 pub use paged::attention_paged;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 

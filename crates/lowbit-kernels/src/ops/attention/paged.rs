@@ -1,7 +1,7 @@
 //! Attention over pages of a pool: the steps of many sequences in one call.
 
 use super::{AttentionParams, attention, check_params, check_sinks};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::concat_rows;
 use crate::ops::pages::{PAGE_TOKENS, Pages, PoolShape, gather_pages};
 use crate::{Device, KernelError, Tensor};

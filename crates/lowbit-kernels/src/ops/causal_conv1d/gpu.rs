@@ -158,7 +158,7 @@ fn compiled(target: &Target, config: ConvConfig) -> Kernel<CausalConv1dPieces<'s
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op for `target`, one of each type of x and of each width that models have,
 /// and one with all else.

@@ -12,7 +12,7 @@ use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{read, with_storage, write};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid, softplus};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -64,7 +64,7 @@ fn compiled(target: &Target, a: FloatType, b: FloatType) -> Kernel<DeltaGates<'s
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// One of each type.
 #[cfg(test)]

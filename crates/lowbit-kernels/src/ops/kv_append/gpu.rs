@@ -82,7 +82,7 @@ fn compiled(target: &Target, from: FloatType, to: FloatType, vector: usize) -> K
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op for `target`.
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn compiled(target: &Target, dtype: FloatType, vector: usize) -> Kernel<KvGather
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Each type and vector length.
 #[cfg(test)]

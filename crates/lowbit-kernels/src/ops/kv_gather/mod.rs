@@ -5,7 +5,7 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 
 const CHECK: Check = Check("kv_gather");

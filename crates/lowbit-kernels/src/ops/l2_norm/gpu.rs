@@ -13,7 +13,7 @@ use crate::gpu::float::{pack, unpack, with_storage};
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::math::reciprocal;
 use crate::gpu::rows::{self, RowSizes, Rows};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -89,7 +89,7 @@ fn compiled(target: &Target, config: NormConfig) -> Kernel<L2Norm<'static>> {
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Kernels for rows as long as a head and others, of each type and convention.
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod tests;
 
 pub use gradient::l2_norm_backward;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 
 /// The epsilon of [`l2_norm`], which prevents a division by zero.

@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::launch::{Kernel, kernel};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -31,7 +31,7 @@ fn compiled(target: &Target) -> Kernel<LogitBiasAdd<'static>> {
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op.
 #[cfg(test)]

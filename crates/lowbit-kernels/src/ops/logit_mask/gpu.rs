@@ -8,7 +8,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::launch::{Kernel, kernel};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -30,7 +30,7 @@ fn compiled(target: &Target, float: FloatType) -> Kernel<LogitMaskApply<'static>
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op.
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 

@@ -9,7 +9,7 @@ use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{nan, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -116,7 +116,7 @@ fn compiled(target: &Target, dtype: FloatType, vector: usize) -> Kernel<GatherPa
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Each type and vector length.
 #[cfg(test)]

@@ -6,7 +6,7 @@ pub(in crate::ops) mod gpu;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 

@@ -18,7 +18,7 @@ use crate::gpu::float::{pack, unpack, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::reciprocal;
 use crate::gpu::rows::{self, Rows, Sum, reduce};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::rope::RopeLayout;
 use crate::ops::rope::gpu::{Rotation, RotationArgs, rotate_slot, slot_angles, slot_vectors, slots_per_head};
 use crate::{KernelError, Tensor};
@@ -246,7 +246,7 @@ fn compiled(target: &Target, config: HeadConfig) -> Kernel<RmsNormRope<'static>>
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Each layout, type and vector length.
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::RmsNormRope;
 #[cfg(feature = "gpu")]
 use crate::gpu::copy::Columns;
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::{RmsNormGradient, narrow, rms_norm_backward, rope_backward};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;

@@ -12,7 +12,7 @@ mod tests;
 
 pub use gradient::{RmsNormRopeGradient, rms_norm_rope_backward};
 
-use super::check::Check;
+use super::Check;
 use super::kv_append::{self, kv_append};
 #[cfg(feature = "gpu")]
 use super::narrow;

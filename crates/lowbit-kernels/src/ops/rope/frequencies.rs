@@ -2,7 +2,7 @@
 //! transformers computes them: in f32 and in its order of operations.
 
 use super::{RopeParams, RopeScaling};
-use crate::{KernelError, ops::check::Check};
+use crate::{KernelError, ops::Check};
 use std::f64::consts::TAU;
 
 /// Llama 3's scaling (transformers `_compute_llama3_parameters`); names as in `config.json`.

@@ -18,7 +18,7 @@ use crate::gpu::float::{pack, unpack, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::sin_cos;
 use crate::gpu::{Gpu, rows};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -226,7 +226,7 @@ fn compiled(target: &Target, config: RopeConfig) -> Kernel<Rope<'static>> {
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Each layout, type, vector length and direction.
 #[cfg(test)]

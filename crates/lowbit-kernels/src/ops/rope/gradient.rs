@@ -1,7 +1,7 @@
 //! The gradient of [`rope()`](super::rope()).
 
 use super::{Direction, Rope, rotate};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 
 /// The gradient of a rotation is the rotation back, by `-angle`: for the pair `(a, b)`

@@ -14,7 +14,7 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 pub use frequencies::{Llama3, LongRope, Yarn};
 pub use gradient::rope_backward;

@@ -15,7 +15,7 @@ use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid, unless_nan};
 use crate::gpu::rows::{self, Maximum, Minimum, Rows, Sum, reduce};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -367,7 +367,7 @@ fn compiled(target: &Target, config: RouterConfig) -> Kernel<RouterTopKSelect<'s
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Each type, normalised or not, with a shared expert or without.
 #[cfg(test)]

@@ -2,8 +2,8 @@ use super::SampleParams;
 use crate::{
     Cpu, KernelError,
     ops::{
+        Check,
         argmax::cpu::{BLOCK, first_greatest, maxima},
-        check::Check,
     },
     simd::{Kernel, Simd, math::Math},
 };

@@ -19,7 +19,7 @@ mod rows_tests;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::Check;
 use crate::{Device, KernelError, Tensor};
 pub use batch::{DecodeBatch, DrawnRows};
 pub use kind::SampleKind;

@@ -35,7 +35,7 @@ pub(super) use paged::{attention_paged, rounded_paged};
 pub(super) use stream::StreamConfig;
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op for `target`, at sizes of layers.
 #[cfg(test)]

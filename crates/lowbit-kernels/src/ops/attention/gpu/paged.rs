@@ -6,9 +6,9 @@ use super::{Call, stream};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
+use crate::ops::Check;
 use crate::ops::attention::policy::{self, Choice};
 use crate::ops::attention::{AttentionParams, cuda};
-use crate::ops::check::Check;
 use crate::ops::pages::{PAGE_TOKENS, Pages, PoolShape};
 use crate::{Device, KernelError, Tensor};
 #[cfg(test)]

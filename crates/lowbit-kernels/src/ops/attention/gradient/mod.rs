@@ -9,7 +9,7 @@ mod reference;
 mod tests;
 
 use super::{AttentionParams, check_operands};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;
 

@@ -218,7 +218,7 @@ fn compiled(target: &Target, config: Config) -> Kernel<CausalConv1dBackwardPiece
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// That of models, that of one tap, and one with all else.
 #[cfg(test)]

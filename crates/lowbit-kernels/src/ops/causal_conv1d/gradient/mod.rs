@@ -7,7 +7,7 @@ mod tests;
 
 use super::{Activation, check_operands};
 use crate::gemm::transpose;
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::scan::{Piece, Scan};
 use crate::simd::{Kernel, Simd, math};
 use crate::{Cpu, Device, KernelError, Tensor};

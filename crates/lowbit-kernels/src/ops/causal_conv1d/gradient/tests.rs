@@ -1,7 +1,7 @@
 use super::*;
 use crate::Device;
 use crate::ops::causal_conv1d::reference;
-use crate::ops::rms_norm::gradient::reference::silu_and_slope;
+use crate::ops::rms_norm::reference::silu_and_slope;
 use crate::ops::testing::{
     FLOATS, assert_close, assert_derivatives, coarse, device, devices, dot, normal, values,
 };

@@ -74,7 +74,7 @@ fn delta_gates_backward(
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(|target| {
+inventory::submit!(crate::testing::kernels::Kernels(|target| {
     vec![DeltaGatesBackward::kernel(target, UNITS).code()]
 }));
 

@@ -6,7 +6,7 @@ mod gpu;
 mod tests;
 
 use super::softplus;
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::simd::math;
 use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;

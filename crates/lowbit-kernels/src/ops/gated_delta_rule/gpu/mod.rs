@@ -89,7 +89,7 @@ impl Chunks {
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op for `target`.
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod tests;
 
 use super::cpu::Problem;
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::{DeltaGatesGradient, delta_gates_backward, l2_norm_backward};
 use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;

@@ -8,7 +8,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::float::{pack, unpack};
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::rows::{self, RowSizes, Rows, Sum};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::l2_norm::gpu::inverse_length;
 use crate::ops::{L2Norm, L2NormConvention};
 use crate::{KernelError, Tensor};
@@ -82,7 +82,7 @@ fn compiled(target: &Target, config: GradientConfig) -> Kernel<L2NormBackward<'s
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// For narrow and wide rows, each vector length, and each convention.
 #[cfg(test)]

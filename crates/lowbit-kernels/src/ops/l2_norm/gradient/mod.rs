@@ -6,7 +6,7 @@ mod gpu;
 mod tests;
 
 use super::{L2Norm, L2NormConvention};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::simd::{Kernel, Simd, slices};
 use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;

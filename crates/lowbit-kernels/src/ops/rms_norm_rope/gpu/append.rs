@@ -11,7 +11,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::float::with_storage;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::kv_append::gpu::append_vector;
 use crate::ops::kv_append::kv_append;
 use crate::ops::pages::gpu::{PAGE, PoolSizes, Table};

@@ -144,7 +144,7 @@ fn compiled(target: &Target, params: RouterParams) -> (Kernel<RouterTopKBackward
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {

@@ -26,7 +26,7 @@ use super::{DecodeBatch, SampleKind};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use config::{Draw, SampleConfig, Sizes};
 #[cfg(test)]
@@ -40,7 +40,7 @@ const MAX_LOGITS: usize = 1 << 24;
 const MAX_SLICES: usize = 512;
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op.
 #[cfg(test)]

@@ -294,7 +294,7 @@ fn product_cubes(count: u32, [rows, columns]: [u32; 2]) -> [u32; 3] {
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// For one query head per key head, and for groups that are and are not a power of two.
 #[cfg(test)]

@@ -39,7 +39,7 @@ use crate::gpu::Gpu;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::LaunchArgs;
 use crate::gpu::sequences::{Piece, piece, slots};
-use crate::ops::check::Check;
+use crate::ops::Check;
 use crate::ops::gated_delta_rule::gpu::Sizes;
 use crate::ops::gated_delta_rule::{Dims, GatedDeltaRule, HeadMap};
 use crate::{KernelError, Tensor};
@@ -199,7 +199,7 @@ pub(super) fn backward(
 }
 
 #[cfg(test)]
-inventory::submit!(crate::gpu::tests::Kernels(kernels));
+inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the gradient for `target`, at the sizes of models and at one that fits no
 /// vector.
