@@ -451,7 +451,7 @@ fn halves_of_e4m3<S: Simd>(simd: S, codes: &[u8; ROWS], out: &mut [f32; ROWS]) {
     }
 }
 
-/// Asks for the lines [`AHEAD`] of those that these quads of a span lie in.
+/// Asks for the lines 2 KiB ahead of those that these quads of a span lie in.
 #[inline(always)]
 pub fn ask_ahead<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64]; BITS], quads: Range<usize>) {
     for line in quads.start * BITS / 8..quads.end * BITS / 8 {

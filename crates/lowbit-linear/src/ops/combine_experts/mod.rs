@@ -5,7 +5,7 @@
 //! | operand | shape | dtype |
 //! |---|---|---|
 //! | `x` | `[T, top_k, N]` | f32, f16 or bf16 |
-//! | `weights` | `[T, top_k]` | f32 (see [`super::router_top_k()`]) |
+//! | `weights` | `[T, top_k]` | f32 (see `router_top_k`) |
 //! | `y` | `[T, N]` | as `x` |
 //!
 //! Source: mlx-lm 0.32 `Qwen3NextSparseMoeBlock`; transformers 5 `Qwen3NextExperts` (which rounds
