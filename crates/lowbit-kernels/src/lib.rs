@@ -24,6 +24,8 @@ pub mod ops;
 #[cfg(test)]
 #[path = "../../lowbit-device/src/testing/mod.rs"]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use lowbit_device::{Cpu, Device, Element, KernelError, QuantizedTensor, Tensor, bench, gpu, simd};
 use lowbit_device::{buffer, cast, gamma, gemm, inputs, random, scan};
