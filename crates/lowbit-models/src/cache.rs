@@ -1,4 +1,4 @@
-use crate::layers::{DeltaNetConfig, PoolRows};
+use crate::layers::{DeltaNetConfig, PagedRows};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -311,7 +311,7 @@ impl KvCache {
     pub(crate) fn append_paged(
         &mut self,
         qkv: [&Tensor; 3],
-        rows: &PoolRows,
+        rows: &PagedRows,
         [queries, keys]: [&RmsNormRope<'_>; 2],
     ) -> Result<Tensor, KernelError> {
         let pages = PagesMut { keys: &mut self.keys, values: &mut self.values, table: &rows.table };
@@ -319,7 +319,7 @@ impl KvCache {
     }
 
     /// A pool's pages, by the table of these rows.
-    pub(crate) fn pages<'a>(&'a self, rows: &'a PoolRows) -> Pages<'a> {
+    pub(crate) fn pages<'a>(&'a self, rows: &'a PagedRows) -> Pages<'a> {
         Pages { keys: &self.keys, values: &self.values, table: &rows.table }
     }
 

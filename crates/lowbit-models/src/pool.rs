@@ -2,7 +2,7 @@
 //! pages of 64 tokens, states of delta nets in slots.
 
 use crate::cache::LayerCache;
-use crate::layers::Step;
+use crate::layers::{PoolSpan, Step};
 use crate::{Logits, Model, ModelError};
 use lowbit_kernels::ops::{self, PAGE_TOKENS};
 use lowbit_kernels::{KernelError, Tensor};
@@ -16,8 +16,11 @@ pub struct CachePool {
     layers: Vec<LayerCache>,
     pages: Places,
     slots: Places,
-    /// The states of a sequence that has not begun.
-    blank: PoolMark,
+    marks: Places,
+    /// `[marks, ..]` for each tensor of states, and `[1, ..]`: the states of a sequence that has
+    /// not begun.
+    marked: Vec<Tensor>,
+    blank: Vec<Tensor>,
 }
 
 /// One sequence's part of a [`CachePool`]. Dropped, its pages and its slot are free again.
@@ -29,19 +32,28 @@ pub struct PoolCache {
     position: usize,
 }
 
-/// The states of all delta nets after some tokens, apart from the pool.
+/// New tokens of one text, and the caches in a pool that have seen the tokens before them.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct PoolSequence<'a> {
+    pub tokens: &'a [u32],
+    pub cache: &'a mut PoolCache,
+}
+
+/// The states of all delta nets after some tokens, in a [`CachePool`]. When the last clone is
+/// dropped, its place is free again.
 #[derive(Clone, Debug)]
 pub struct PoolMark {
     position: usize,
-    /// `[1, ..]` each, two per delta net.
-    states: Vec<Tensor>,
+    /// None in models without states.
+    place: Option<Arc<Place>>,
 }
 
-/// The numbers of free pages or slots.
+/// The numbers of free pages, slots or marks.
 #[derive(Clone, Debug)]
 struct Places(Arc<Mutex<Vec<u32>>>);
 
-/// A page or a slot that is in use.
+/// A page, a slot or a mark that is in use.
 #[derive(Debug)]
 struct Place {
     number: u32,
@@ -64,6 +76,13 @@ impl Places {
 
     fn len(&self) -> usize {
         self.list().len()
+    }
+}
+
+impl Place {
+    /// Its row, if it is a mark's.
+    fn mark(&self) -> usize {
+        self.number as usize - 1
     }
 }
 
@@ -114,20 +133,28 @@ impl PoolMark {
 }
 
 impl CachePool {
-    /// Room for `pages` pages of 64 tokens and `slots` sequences of `model`.
+    /// Room for `pages` pages of 64 tokens, `slots` sequences of `model`, and `marks` marks of
+    /// their states.
     ///
     /// # Errors
     /// [`KernelError::Gpu`], [`KernelError::TooLarge`] without memory for them.
-    pub fn new(model: &Model, pages: usize, slots: usize) -> Result<Self, ModelError> {
+    pub fn new(model: &Model, pages: usize, slots: usize, marks: usize) -> Result<Self, ModelError> {
         let device = model.device();
         let layers = model.decoder().layer_caches(device)?;
-        let states = layers.iter().flat_map(LayerCache::states).cloned().collect();
+        let blank: Vec<Tensor> = layers.iter().flat_map(LayerCache::states).cloned().collect();
+        let marked = blank.iter().map(|states| {
+            let shape = [&[marks], &states.shape()[1..]].concat();
+            Tensor::allocate(&shape, states.dtype(), device)
+        });
+        let marked = marked.collect::<Result<_, _>>()?;
         let layers = layers.iter().map(|layer| layer.in_pool(pages + 1, slots + 1, device));
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
             pages: Places::new(pages),
             slots: Places::new(slots),
-            blank: PoolMark { position: 0, states },
+            marks: Places::new(marks),
+            marked,
+            blank,
         })
     }
 
@@ -142,8 +169,7 @@ impl CachePool {
     /// [`KernelError::Gpu`].
     pub fn cache(&mut self) -> Result<Option<PoolCache>, KernelError> {
         let Some(slot) = self.slots.take() else { return Ok(None) };
-        let blank = self.blank.clone();
-        self.restore(slot.number, &blank)?;
+        self.restore(slot.number, None)?;
         Ok(Some(PoolCache { pages: vec![], slot: Some(slot), position: 0 }))
     }
 
@@ -160,27 +186,35 @@ impl CachePool {
         true
     }
 
-    /// The states as they are. Nothing, for a model without states.
+    /// A copy of the states as they are. Nothing, for a model without states.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] for a cache that is parked.
-    pub fn mark(&self, cache: &PoolCache) -> Result<PoolMark, ModelError> {
-        let slot = cache.slot()? as usize;
-        let copy = |states: &Tensor| {
-            let shape = [&[1], &states.shape()[1..]].concat();
-            let mut copy = Tensor::allocate(&shape, states.dtype(), states.device())?;
-            ops::copy_rows(states, slot, &mut copy, 0)?;
-            Ok(copy)
-        };
-        let states = self.layers.iter().flat_map(LayerCache::states).map(copy);
-        Ok(PoolMark { position: cache.position, states: states.collect::<Result<_, KernelError>>()? })
+    /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] for a cache that is parked, and when all
+    /// marks are taken.
+    pub fn mark(&mut self, cache: &PoolCache) -> Result<PoolMark, ModelError> {
+        let (slot, position) = (cache.slot()? as usize, cache.position);
+        if self.marked.is_empty() {
+            return Ok(PoolMark { position, place: None });
+        }
+        let place = self.marks.take().ok_or(ModelError::PoolIsFull)?;
+        let states = self.layers.iter().flat_map(LayerCache::states);
+        for (states, to) in states.zip(&mut self.marked) {
+            ops::copy_rows(states, slot, to, place.mark())?;
+        }
+        Ok(PoolMark { position, place: Some(Arc::new(place)) })
     }
 
-    /// Sets the states in `slot` to those of `mark`.
-    fn restore(&mut self, slot: u32, mark: &PoolMark) -> Result<(), KernelError> {
+    /// Sets the states in `slot` to those of `mark`, or to those of a sequence that has not begun.
+    fn restore(&mut self, slot: u32, mark: Option<&PoolMark>) -> Result<(), KernelError> {
+        let (from, row) = match mark {
+            None => (&self.blank, 0),
+            // There are no states.
+            Some(PoolMark { place: None, .. }) => return Ok(()),
+            Some(PoolMark { place: Some(place), .. }) => (&self.marked, place.mark()),
+        };
         let states = self.layers.iter_mut().flat_map(LayerCache::states_mut);
-        for (states, from) in states.zip(&mark.states) {
-            ops::copy_rows(from, 0, states, slot as usize)?;
+        for (states, from) in states.zip(from) {
+            ops::copy_rows(from, row, states, slot as usize)?;
         }
         Ok(())
     }
@@ -207,7 +241,7 @@ impl CachePool {
         }
         cache.position = tokens;
         let slot = cache.slot()?;
-        Ok(mark.map_or(Ok(()), |mark| self.restore(slot, mark))?)
+        Ok(mark.map_or(Ok(()), |mark| self.restore(slot, Some(mark)))?)
     }
 
     /// A sequence that goes on from the first `tokens` tokens of `cache`, a multiple of 64, whose
@@ -224,7 +258,7 @@ impl CachePool {
     ) -> Result<Option<PoolCache>, KernelError> {
         let Some(slot) = self.slots.take() else { return Ok(None) };
         let pages = cache.pages[..tokens / PAGE_TOKENS].to_vec();
-        mark.map_or(Ok(()), |mark| self.restore(slot.number, mark))?;
+        mark.map_or(Ok(()), |mark| self.restore(slot.number, Some(mark)))?;
         let mut fork = PoolCache { pages, slot: Some(slot), position: tokens };
         Ok(self.make_room(&mut fork, capacity).then_some(fork))
     }
@@ -246,20 +280,43 @@ impl Model {
         tokens: &[u32],
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
-        self.check_batch([(tokens, cache.position())].into_iter())?;
+        self.forward_batch_in(pool, &mut [PoolSequence { tokens, cache }], logits)
+    }
+
+    /// As [`Self::forward_batch`] for sequences in `pool`, whose caches have room for their tokens:
+    /// one pass, in which attention alone goes sequence by sequence.
+    ///
+    /// # Errors
+    /// As [`Self::forward_batch`]; [`ModelError::PoolIsFull`] without that room. No cache is
+    /// changed then.
+    pub fn forward_batch_in(
+        &self,
+        pool: &mut CachePool,
+        batch: &mut [PoolSequence<'_>],
+        logits: Logits,
+    ) -> Result<Option<Tensor>, ModelError> {
+        self.check_batch(batch.iter().map(|sequence| (sequence.tokens, sequence.cache.position())))?;
         if logits != Logits::None {
             self.check_head()?;
         }
-        let (start, device) = (cache.position(), self.device());
-        let end = start + tokens.len();
-        let pages: Vec<u32> = cache.pages().take(end.div_ceil(PAGE_TOKENS)).collect();
-        if pages.len() * PAGE_TOKENS < end {
-            return Err(ModelError::PoolIsFull);
-        }
-        let step = Step::in_pool((start, tokens.len()), &pages, cache.slot()?, device)?;
-        let ids = Tensor::new(tokens, &[tokens.len()], device)?;
+        let spans = batch.iter().map(PoolSequence::span).collect::<Result<Vec<_>, _>>()?;
+        let step = Step::in_pool(&spans, self.device())?;
+        let ids: Vec<u32> = batch.iter().flat_map(|sequence| sequence.tokens).copied().collect();
+        let ids = Tensor::new(&ids, &[ids.len()], self.device())?;
         let hidden = self.decoder().run_in_pool(&ids, &step, pool.layers())?;
-        cache.advance(tokens.len());
+        batch.iter_mut().for_each(|sequence| sequence.cache.advance(sequence.tokens.len()));
         self.logits_of(&hidden, &step, logits)
+    }
+}
+
+impl PoolSequence<'_> {
+    fn span(&self) -> Result<PoolSpan, ModelError> {
+        let Self { tokens, cache } = self;
+        let (start, end) = (cache.position(), cache.position() + tokens.len());
+        let pages: Vec<u32> = cache.pages().take(end.div_ceil(PAGE_TOKENS)).collect();
+        match pages.len() * PAGE_TOKENS < end {
+            true => Err(ModelError::PoolIsFull),
+            false => Ok(PoolSpan { start, tokens: tokens.len(), pages, slot: cache.slot()? }),
+        }
     }
 }

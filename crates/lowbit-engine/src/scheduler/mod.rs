@@ -26,8 +26,10 @@ pub(crate) struct Scheduler<R: Runner> {
     waiting: Vec<Sequence<R>>,
     running: Vec<Sequence<R>>,
     store: Store<R>,
-    /// The time that parts of prompts take, as measured.
+    /// The time that passes over prompts take, as measured.
     cost: Cost,
+    /// The time that steps left for such passes, and none has taken yet.
+    saved: Duration,
     counts: Stats,
 }
 
@@ -78,6 +80,7 @@ impl<R: Runner> Scheduler<R> {
             waiting: vec![],
             running: vec![],
             cost: Cost::default(),
+            saved: Duration::ZERO,
             runner,
             sizes,
             options,

@@ -2,12 +2,12 @@
 //! simulated.
 
 use super::{Scheduler, check_size};
-use crate::runner::{BLOCK, Row, Runner, Sampled, Sizes};
+use crate::runner::{BLOCK, Outcome, Part, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, EngineOptions, Event, Finish, Request, Sink};
 use lowbit_kernels::{Device, KernelError};
 use lowbit_models::{GenerationOptions, ModelError};
 use proptest::prelude::*;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow::{Break, Continue};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -17,6 +17,8 @@ const CONTEXT: usize = 4096;
 const STOP: u32 = 7;
 /// A prompt that ends with it fails when the first token is drawn.
 const POISON: u32 = 666;
+/// A pass that reads it fails.
+const BROKEN: u32 = 667;
 
 /// Bytes in use, freed when dropped.
 struct Bytes(usize, Rc<Cell<usize>>);
@@ -41,6 +43,10 @@ struct Fake {
     bytes: Rc<Cell<usize>>,
     /// The device's bytes; allocations beyond them fail.
     memory: Rc<Cell<usize>>,
+    /// The tokens of each part of each pass over prompts.
+    passes: Rc<RefCell<Vec<Vec<usize>>>>,
+    /// The microseconds of such a pass however short it is.
+    fixed: Rc<Cell<usize>>,
 }
 
 struct FakeCache {
@@ -80,7 +86,8 @@ fn reply(request: &Request, context: usize) -> (Vec<u32>, Finish) {
 impl Fake {
     fn new(states: usize) -> Self {
         let sizes = Sizes { per_token: 1, states, fixed: states, marks: usize::MAX, granule: BLOCK };
-        Self { sizes, clock: Rc::default(), bytes: Rc::default(), memory: Rc::new(Cell::new(usize::MAX)) }
+        let (memory, fixed) = (Rc::new(Cell::new(usize::MAX)), Rc::new(Cell::new(1000)));
+        Self { sizes, clock: Rc::default(), bytes: Rc::default(), memory, passes: Rc::default(), fixed }
     }
 
     fn takes(&self, micros: usize) {
@@ -158,25 +165,29 @@ impl Runner for Fake {
         Ok(())
     }
 
-    fn prefill(
-        &self,
-        cache: &mut FakeCache,
-        tokens: &[u32],
-        sampler: Option<(&mut (), Option<usize>)>,
-    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
-        assert!(cache.tokens.len().is_multiple_of(BLOCK), "prompts are cut at blocks");
-        cache.tokens.extend(tokens.iter().map(|&id| (id, true)));
-        assert!(cache.tokens.len() <= cache.capacity, "there is room");
-        self.takes(1000 + 10 * tokens.len());
-        let id = next(cache.tokens.iter().map(|&(id, _)| id));
-        let drawn = match tokens.last() {
-            Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
-            _ => Ok(Sampled { id, logprobs: None, ends: false }),
-        };
-        Ok(sampler.map(|_| drawn))
+    fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
+        let tokens: Vec<usize> = parts.iter().map(|part| part.tokens.len()).collect();
+        assert!(!tokens.contains(&0) && !tokens.is_empty(), "each part gets on");
+        self.takes(self.fixed.get() + 10 * tokens.iter().sum::<usize>());
+        self.passes.borrow_mut().push(tokens);
+        if parts.iter().any(|part| part.tokens.contains(&BROKEN)) {
+            return Err(EngineError::Panicked { message: "the pass failed".into() });
+        }
+        let mut drawn = vec![];
+        for Part { cache, tokens, draws } in parts {
+            assert!(cache.tokens.len().is_multiple_of(BLOCK), "prompts are cut at blocks");
+            cache.tokens.extend(tokens.iter().map(|&id| (id, true)));
+            assert!(cache.tokens.len() <= cache.capacity, "there is room");
+            let id = next(cache.tokens.iter().map(|&(id, _)| id));
+            drawn.extend(draws.is_some().then(|| match tokens.last() {
+                Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
+                _ => Ok(Sampled { id, logprobs: None, ends: false }),
+            }));
+        }
+        Ok(drawn)
     }
 
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         self.takes(2000 + 100 * rows.len());
         let mut sampled = vec![];
         for row in rows {
@@ -258,6 +269,14 @@ impl Simulation {
 
     fn time(&self, id: usize, is: impl Fn(&Event) -> bool) -> Option<Duration> {
         self.requests[id].1.lock().unwrap().iter().find(|(_, event)| is(event)).map(|(time, _)| *time)
+    }
+
+    /// The times between the tokens of a reply.
+    fn gaps(&self, id: usize) -> Vec<Duration> {
+        let events = self.requests[id].1.lock().unwrap();
+        let tokens = events.iter().filter(|(_, event)| matches!(event, Event::Token { .. }));
+        let times: Vec<Duration> = tokens.map(|(time, _)| *time).collect();
+        times.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
     /// A request's result: tokens, cached tokens, and its end.
@@ -342,8 +361,11 @@ proptest! {
         (states, budget, running) in (prop_oneof![Just(0usize), Just(90)], 700usize..4000, 1usize..9),
         // T29: sometimes the device has less than the budget says.
         memory in prop_oneof![3 => Just(usize::MAX), 1 => 500usize..2500],
+        chunk in prop_oneof![Just(64usize), Just(192), Just(512)],
     ) {
-        let mut simulation = Simulation::new(states, budget, |options| options.with_max_running(running));
+        let mut simulation = Simulation::new(states, budget, |options| {
+            options.with_max_running(running).with_prefill_chunk(chunk)
+        });
         simulation.fake.memory.set(memory);
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
@@ -375,6 +397,8 @@ proptest! {
             let count = simulation.events(id).iter().filter(|event| ends(event)).count();
             prop_assert!(count == 1 || (count == 0 && breaking.contains(&id)), "{id}");
         }
+        let all = |pass: &Vec<usize>| pass.iter().sum::<usize>() <= chunk;
+        prop_assert!(simulation.fake.passes.borrow().iter().all(all), "a pass has no more than that");
         let stats = simulation.scheduler.stats();
         prop_assert!(stats.preempted <= 2 * stats.submitted);
         prop_assert_eq!(stats.finished + stats.cancelled + stats.failed, stats.submitted);
@@ -480,19 +504,43 @@ fn t26_a_long_prompt_neither_stops_replies_nor_short_prompts() {
     let short = simulation.submit(without_stop(prompt(2, 0, 2, 40), 5), None).unwrap();
     let asked = simulation.fake.clock.get();
     simulation.finish();
-    let times: Vec<Duration> = {
-        let events = simulation.requests[writer].1.lock().unwrap();
-        events
-            .iter()
-            .filter(|(_, event)| matches!(event, Event::Token { .. }))
-            .map(|(time, _)| *time)
-            .collect()
-    };
-    let longest = times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+    let longest = simulation.gaps(writer).into_iter().max().unwrap();
     assert!(longest <= Duration::from_millis(15), "{longest:?}");
     let first = |id| simulation.time(id, |event| matches!(event, Event::Token { .. })).unwrap();
     assert!(first(short) < first(long));
     assert!(first(short) - asked <= Duration::from_millis(40), "{:?}", first(short) - asked);
+}
+
+#[test]
+fn steps_save_time_for_passes_that_pay() {
+    let mut simulation = Simulation::new(0, 100_000, |options| {
+        options.with_target_inter_token(Duration::from_millis(20)).with_prefill_chunk(4096)
+    });
+    simulation.fake.fixed.set(8000);
+    let writer = simulation.submit(without_stop(prompt(0, 0, 0, 300), 500), None).unwrap();
+    simulation.step();
+    // Lengths that differ, so that what a pass costs without tokens is known.
+    for own in 1..5 {
+        simulation.submit(without_stop(prompt(1, 0, own, 100 * own as usize), 0), None).unwrap();
+        (0..20).for_each(|_| simulation.step());
+    }
+    let (told, before) = (simulation.gaps(writer).len(), simulation.fake.passes.borrow().len());
+    let long = simulation.submit(without_stop(prompt(2, 0, 9, 4000), 0), None).unwrap();
+    while simulation.outcome(long).2.is_none() {
+        simulation.step();
+    }
+    // By the target alone a pass would have (20 - 2.1 - 8) / 0.01 tokens, and cost as much again.
+    let passes = simulation.fake.passes.borrow()[before..].to_vec();
+    assert!(passes.len() <= 3, "{passes:?}");
+    let gaps = &simulation.gaps(writer)[told..];
+    let (longest, sum) = (gaps.iter().max().unwrap(), gaps.iter().sum::<Duration>());
+    assert!(*longest <= Duration::from_millis(40), "{gaps:?}");
+    assert!(sum / gaps.len() as u32 <= Duration::from_millis(24), "{gaps:?}");
+    // A short prompt takes what was saved, and waits for no more.
+    (0..10).for_each(|_| simulation.step());
+    let short = simulation.submit(without_stop(prompt(3, 0, 10, 40), 0), None).unwrap();
+    simulation.step();
+    assert!(simulation.outcome(short).2.is_some());
 }
 
 #[test]
@@ -537,6 +585,49 @@ fn a_failed_draw_fails_its_request_alone() {
     simulation.finish();
     assert!(matches!(simulation.events(bad).last(), Some(Event::Failed(_))));
     assert_eq!(simulation.outcome(good).0, reply(&simulation.requests[good].0, CONTEXT).0);
+    simulation.empty();
+}
+
+#[test]
+fn a_pass_has_parts_of_several_prompts_in_the_order_of_their_rank() {
+    let plain: &[&[usize]] = &[&[200, 300], &[100, 384], &[128], &[88]];
+    // With states, places cut a prompt, and not the pass: after 192, 256, 64 and 384 tokens.
+    let states: &[&[usize]] = &[&[192, 256, 64], &[8, 44, 36, 384]];
+    for (bytes, passes) in [(0, plain), (90, states)] {
+        let mut simulation = Simulation::new(bytes, 100_000, |options| options.with_prefill_chunk(512));
+        let lengths = [200, 300, 100, 600];
+        for (own, length) in (0..).zip(lengths) {
+            simulation.submit(without_stop(prompt(0, 0, own, length), 50), None).expect("it fits");
+        }
+        simulation.step();
+        assert_eq!(*simulation.fake.passes.borrow(), passes[..1], "new requests have their turn");
+        simulation.step();
+        assert_eq!(*simulation.fake.passes.borrow(), passes);
+        simulation.finish();
+        for id in 0..lengths.len() {
+            assert_eq!(simulation.outcome(id).0, reply(&simulation.requests[id].0, CONTEXT).0);
+        }
+    }
+}
+
+#[test]
+fn a_failed_pass_fails_the_prompts_in_it_alone() {
+    let mut simulation = Simulation::new(90, 100_000, |options| options);
+    let writes = simulation.submit(without_stop(prompt(0, 0, 0, 20), 30), None).unwrap();
+    simulation.step();
+    let mut broken = prompt(0, 0, 1, 20);
+    broken.push(BROKEN);
+    let bad = [broken, prompt(0, 0, 2, 40)].map(|prompt| simulation.submit(asks(prompt, 5), None).unwrap());
+    simulation.step();
+    let later = simulation.submit(asks(prompt(0, 0, 3, 20), 5), None).unwrap();
+    simulation.finish();
+    for id in bad {
+        let Some(Event::Failed(error)) = simulation.events(id).pop() else { panic!("it was in the pass") };
+        assert!(error.to_string().contains("the pass failed"), "{error}");
+    }
+    for id in [writes, later] {
+        assert_eq!(simulation.outcome(id).0, reply(&simulation.requests[id].0, CONTEXT).0);
+    }
     simulation.empty();
 }
 

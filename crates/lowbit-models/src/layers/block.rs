@@ -8,7 +8,7 @@ use crate::tape::ops::{AddRmsNorm, mul};
 use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Outline, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{Device, KernelError, Tensor, ops};
 use std::ops::Range;
 
 /// One layer of a decoder, as a [`LayerSpec`] describes it.
@@ -201,20 +201,27 @@ impl Residual {
 
     /// The last token of each sequence.
     pub(crate) fn last(&self, step: &Step) -> Result<Self, KernelError> {
-        let last = |x: &Var| {
-            let rows = step.spans.iter().map(|span| x.tensor().rows(span.rows.end - 1, span.rows.end));
-            match &rows.collect::<Result<Vec<_>, _>>()?[..] {
-                [row] => Ok(row.clone().into()),
-                rows => Ok::<Var, KernelError>(shapes::rows_joined(rows)?.into()),
-            }
+        let xs = [&self.stream, &self.update].map(Var::tensor);
+        let rows: Vec<u32> = step.ends().map(|end| (end - 1) as u32).collect();
+        let last = if let [row] = rows[..] {
+            xs.map(|x| x.rows(row as usize, row as usize + 1))
+        } else {
+            let ids = Tensor::new(&rows, &[rows.len()], xs[0].device())?;
+            // A row of the pass is a place of a cache with one head.
+            xs.map(|x| {
+                let rows = ops::kv_gather(&x.reshape(&[1, x.dim(0), x.dim(1)])?, &ids)?;
+                rows.reshape(&[ids.len(), x.dim(1)])
+            })
         };
-        Ok(Self { stream: last(&self.stream)?, update: last(&self.update)? })
+        let [stream, update] = shapes::each(last)?.map(Var::from);
+        Ok(Self { stream, update })
     }
 }
 
 /// The places of a forward pass's tokens: those of all sequences after each other.
 #[derive(Clone, Debug)]
 pub struct Step {
+    /// The sequences whose caches are their own.
     pub(crate) spans: Vec<Span>,
     /// The tape that records the pass, if there is one.
     pub(crate) tape: Option<Tape>,
@@ -227,18 +234,39 @@ pub struct Step {
     pub(crate) pool: Option<PoolRows>,
 }
 
-/// The places of sequences in a [`CachePool`](crate::CachePool), each of which has as many rows of
-/// the pass as the others. In tensors, as in [`Span`].
+/// The places of sequences in a [`CachePool`](crate::CachePool). In tensors, as in [`Span`].
 #[derive(Clone, Debug)]
 pub(crate) struct PoolRows {
     /// u32 `[T]`.
     pub positions: Tensor,
-    /// u32 `[S, N]`: the sequences' pages.
-    pub table: Tensor,
     /// u32 `[S]`: the sequences' states.
     pub slots: Tensor,
     /// u32 `[S + 1]`.
     pub cu_seqlens: Tensor,
+    /// All rows of the pass after each other, for attention: a decode step is one part, and each
+    /// sequence of a prefill is one.
+    pub parts: Vec<PagedRows>,
+}
+
+/// Rows of a pass whose sequences have as many of them each, and the pages of these sequences.
+#[derive(Clone, Debug)]
+pub(crate) struct PagedRows {
+    pub rows: Range<usize>,
+    /// u32 `[T]`, of these rows alone.
+    pub positions: Tensor,
+    /// u32 `[S, N]`.
+    pub table: Tensor,
+}
+
+/// A sequence's new tokens and its places in a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolSpan {
+    /// Tokens that it has seen, and those that come now.
+    pub start: usize,
+    pub tokens: usize,
+    /// Its pages until the last of these tokens.
+    pub pages: Vec<u32>,
+    pub slot: u32,
 }
 
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
@@ -292,23 +320,44 @@ impl Step {
         Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None, pool: None }
     }
 
-    /// Tokens of one sequence in a pool, which comes to have `pages`, after `start` others.
-    pub(crate) fn in_pool(
-        (start, tokens): (usize, usize),
-        pages: &[u32],
-        slot: u32,
-        device: &Device,
-    ) -> Result<Self, KernelError> {
-        let one = Self::new([(start, tokens)], device)?;
-        let Span { positions, cu_seqlens, .. } = one.spans[0].clone();
-        let table = Tensor::new(pages, &[1, pages.len()], device)?;
-        let slots = Tensor::new(&[slot], &[1], device)?;
-        Ok(Self { pool: Some(PoolRows { positions, table, slots, cu_seqlens }), ..one })
+    /// Tokens of sequences in a pool, as many of each as there are.
+    pub(crate) fn in_pool(spans: &[PoolSpan], device: &Device) -> Result<Self, KernelError> {
+        let (mut positions, mut offsets, mut slots) = (vec![], vec![0], vec![]);
+        for &PoolSpan { start, tokens, slot, .. } in spans {
+            positions.extend((start..start + tokens).map(|position| position as u32));
+            offsets.push(positions.len() as u32);
+            slots.push(slot);
+        }
+        let new = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device);
+        let positions = new(&positions)?;
+        let parts = spans.iter().zip(offsets.windows(2)).map(|(span, ends)| {
+            let rows = ends[0] as usize..ends[1] as usize;
+            let positions = positions.rows(rows.start, rows.end)?;
+            let table = Tensor::new(&span.pages, &[1, span.pages.len()], device)?;
+            Ok(PagedRows { rows, positions, table })
+        });
+        let parts = parts.collect::<Result<_, KernelError>>()?;
+        Ok(Self::of(PoolRows { slots: new(&slots)?, cu_seqlens: new(&offsets)?, positions, parts }))
     }
 
-    /// One token of each of many sequences in a pool.
-    pub(crate) fn rows(pool: PoolRows) -> Self {
+    /// One token of each of many sequences in a pool, whose pages are the rows of `table`.
+    pub(crate) fn rows(positions: Tensor, table: Tensor, slots: Tensor, cu_seqlens: Tensor) -> Self {
+        let parts = vec![PagedRows { rows: 0..positions.len(), positions: positions.clone(), table }];
+        Self::of(PoolRows { positions, slots, cu_seqlens, parts })
+    }
+
+    fn of(pool: PoolRows) -> Self {
         Self { spans: vec![], tape: None, whole: None, pool: Some(pool) }
+    }
+
+    /// The end of each sequence's rows.
+    fn ends(&self) -> impl Iterator<Item = usize> {
+        let in_part = |PagedRows { rows, table, .. }: &PagedRows| {
+            let (first, each) = (rows.start, rows.len() / table.dim(0).max(1));
+            (1..=table.dim(0)).map(move |sequence| first + sequence * each)
+        };
+        let parts = self.pool.iter().flat_map(|pool| &pool.parts).flat_map(in_part);
+        self.spans.iter().map(|span| span.rows.end).chain(parts)
     }
 
     /// The results of `mix` for the rows of `xs`, from the sequences' offsets, their slots if the
