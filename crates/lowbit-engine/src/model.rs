@@ -187,8 +187,8 @@ impl Runner for ModelRunner {
         Ok(())
     }
 
-    fn mark(&self, cache: &Cache) -> Result<Mark, EngineError> {
-        Ok(cache.mark())
+    fn marks_on_the_way(&self) -> bool {
+        false
     }
 
     fn make_room(&self, cache: &mut Cache, capacity: usize) -> Result<(), EngineError> {
@@ -210,6 +210,9 @@ impl Runner for ModelRunner {
         let batch = parts.iter_mut().map(|Part { tokens, cache, .. }| Sequence { tokens, cache });
         let logits = self.model.forward_batch(&mut batch.collect::<Vec<_>>(), wanted);
         let logits = logits.map_err(|error| self.sorted(error))?;
+        for part in &mut *parts {
+            part.marks = part.places.iter().map(|&place| (place, part.cache.mark())).collect();
+        }
         let drawing = parts.iter_mut().enumerate().filter_map(|(index, part)| {
             part.draws.as_mut().map(|(sampler, logprobs)| (index, &mut **sampler, *logprobs))
         });
@@ -254,15 +257,16 @@ mod tests {
             let bytes = |cache: &Cache, tokens| {
                 assert_eq!(cache.size_bytes(), sizes.bytes(sizes.capacity(tokens)), "{name}: {tokens}");
             };
-            let read = |cache: &mut Cache, tokens: &[u32]| {
-                let drawn = runner.prefill(&mut [Part { cache, tokens, draws: None }]).unwrap();
-                assert!(drawn.is_empty());
+            let read = |cache: &mut Cache, tokens: &[u32], places: &[usize]| {
+                let mut parts = [Part { cache, tokens, places, marks: vec![], draws: None }];
+                assert!(runner.prefill(&mut parts).unwrap().is_empty());
+                let [part] = parts;
+                part.marks.into_iter().next().map(|(_, mark)| mark)
             };
             let mut cache = runner.cache(100).unwrap();
             bytes(&cache, 100);
-            read(&mut cache, &[1; 64]);
-            let mark = (sizes.states > 0).then(|| runner.mark(&cache).unwrap());
-            read(&mut cache, &[2; 64]);
+            let mark = read(&mut cache, &[1; 64], if sizes.states > 0 { &[64] } else { &[] });
+            read(&mut cache, &[2; 64], &[]);
             runner.make_room(&mut cache, 257).unwrap();
             bytes(&cache, 257);
             let fork = runner.fork(&cache, 64, mark.as_ref(), 700).unwrap();

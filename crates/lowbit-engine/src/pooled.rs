@@ -149,8 +149,8 @@ impl Runner for PooledRunner {
         self.pool.borrow_mut().go_back(cache, tokens, mark).map_err(|error| self.one.sorted(error))
     }
 
-    fn mark(&self, cache: &PoolCache) -> Result<PoolMark, EngineError> {
-        self.pool.borrow_mut().mark(cache).map_err(|error| self.one.sorted(error))
+    fn marks_on_the_way(&self) -> bool {
+        true
     }
 
     fn park(&self, cache: &mut PoolCache, tokens: usize, _: usize) -> usize {
@@ -182,9 +182,19 @@ impl Runner for PooledRunner {
 
     fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         let (wanted, model) = (Part::logits(parts), &self.one.model);
-        let batch = parts.iter_mut().map(|Part { tokens, cache, .. }| PoolSequence { tokens, cache });
-        let mut batch: Vec<_> = batch.collect();
-        let logits = model.forward_batch_in(&mut self.pool.borrow_mut(), &mut batch, wanted);
+        let mut pool = self.pool.borrow_mut();
+        // Where marks are short, later requests read more of their prompts.
+        let reserved =
+            |part: &Part<'_, Self>| part.places.iter().map_while(|&at| pool.mark_at(at).ok()).collect();
+        let marks: Vec<Vec<PoolMark>> = parts.iter().map(reserved).collect();
+        let mut batch = vec![];
+        for (Part { tokens, cache, .. }, marks) in parts.iter_mut().zip(&marks) {
+            batch.push(PoolSequence { tokens, cache, marks });
+        }
+        let logits = model.forward_batch_in(&mut pool, &mut batch, wanted);
+        for (part, marks) in parts.iter_mut().zip(marks) {
+            part.marks = marks.into_iter().map(|mark| (mark.position(), mark)).collect();
+        }
         let Some(logits) = logits.map_err(|error| self.one.sorted(error))? else {
             // The scheduler measures how long it takes.
             model.synchronize().map_err(|error| self.one.sorted(error))?;

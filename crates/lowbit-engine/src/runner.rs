@@ -68,6 +68,11 @@ pub(crate) struct Row<'a, R: Runner + ?Sized> {
 pub(crate) struct Part<'a, R: Runner + ?Sized> {
     pub cache: &'a mut R::Cache,
     pub tokens: &'a [u32],
+    /// The places of the text at which the states are kept: all within these tokens or at their
+    /// end, and at the end alone for runners that do not [`Runner::marks_on_the_way`].
+    pub places: &'a [usize],
+    /// The states at these places, from the pass on; fewer without memory for them.
+    pub marks: Vec<(usize, R::Mark)>,
     /// At the prompt's end: what draws the first token, and [`Request::logprobs`].
     pub draws: Option<(&'a mut R::Sampler, Option<usize>)>,
 }
@@ -120,8 +125,8 @@ pub(crate) trait Runner {
         mark: Option<&Self::Mark>,
     ) -> Result<(), EngineError>;
 
-    /// The states as they are.
-    fn mark(&self, cache: &Self::Cache) -> Result<Self::Mark, EngineError>;
+    /// True if a pass keeps states between its tokens, so that it need not end there.
+    fn marks_on_the_way(&self) -> bool;
 
     /// Nobody runs on `cache` until [`Self::go_back`] to one of its marks, or in models without
     /// states to any place, among its first `tokens` tokens. Returns the tokens that it has room

@@ -118,11 +118,16 @@ fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions)
     for tokens in SHORT.into_iter().chain(LONG).map(|tokens| tokens.min(limit)) {
         let Some(mut cache) = pool.cache()? else { continue };
         pool.make_room(&mut cache, tokens);
-        if let Some(logits) = model.forward_in(pool, &mut cache, &vec![0; tokens], Logits::Last)? {
+        let mark = pool.mark_at(tokens)?;
+        let batch = &mut [PoolSequence {
+            tokens: &vec![0; tokens],
+            cache: &mut cache,
+            marks: std::slice::from_ref(&mark),
+        }];
+        if let Some(logits) = model.forward_batch_in(pool, batch, Logits::Last)? {
             let mut state = DecodeState::new(&[0], options.repetition_context.min(limit), model.device())?;
             ops::sample_next(&logits, &mut state, &options.sampling)?;
         }
-        let mark = pool.mark(&cache)?;
         pool.go_back(&mut cache, tokens - tokens % PAGE_TOKENS, Some(&mark))?;
     }
     let mut texts = vec![];
@@ -131,7 +136,7 @@ fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions)
         pool.make_room(&mut cache, tokens);
         texts.push((vec![0; tokens], cache));
     }
-    let batch = texts.iter_mut().map(|(tokens, cache)| PoolSequence { tokens, cache });
+    let batch = texts.iter_mut().map(|(tokens, cache)| PoolSequence { tokens, cache, marks: &[] });
     model.forward_batch_in(pool, &mut batch.collect::<Vec<_>>(), Logits::Last)?;
     Ok(())
 }

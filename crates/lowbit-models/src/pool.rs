@@ -4,7 +4,7 @@
 use crate::cache::LayerCache;
 use crate::layers::{PoolSpan, Step};
 use crate::{Logits, Model, ModelError};
-use lowbit_kernels::ops::{self, PAGE_TOKENS};
+use lowbit_kernels::ops::PAGE_TOKENS;
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,10 +17,9 @@ pub struct CachePool {
     pages: Places,
     slots: Places,
     marks: Places,
-    /// `[marks, ..]` for each tensor of states, and `[1, ..]`: the states of a sequence that has
-    /// not begun.
-    marked: Vec<Tensor>,
-    blank: Vec<Tensor>,
+    /// Each layer's states of a sequence that has not begun.
+    blank: Vec<LayerCache>,
+    has_states: bool,
 }
 
 /// One sequence's part of a [`CachePool`]. Dropped, its pages and its slot are free again.
@@ -38,6 +37,9 @@ pub struct PoolCache {
 pub struct PoolSequence<'a> {
     pub tokens: &'a [u32],
     pub cache: &'a mut PoolCache,
+    /// Marks that get the states on the way, in the order of their places, which are after some or
+    /// all of `tokens` at multiples of 64 tokens of the text: see [`CachePool::mark_at`].
+    pub marks: &'a [PoolMark],
 }
 
 /// The states of all delta nets after some tokens, in a [`CachePool`]. When the last clone is
@@ -140,20 +142,14 @@ impl CachePool {
     /// [`KernelError::Gpu`], [`KernelError::TooLarge`] without memory for them.
     pub fn new(model: &Model, pages: usize, slots: usize, marks: usize) -> Result<Self, ModelError> {
         let device = model.device();
-        let layers = model.decoder().layer_caches(device)?;
-        let blank: Vec<Tensor> = layers.iter().flat_map(LayerCache::states).cloned().collect();
-        let marked = blank.iter().map(|states| {
-            let shape = [&[marks], &states.shape()[1..]].concat();
-            Tensor::allocate(&shape, states.dtype(), device)
-        });
-        let marked = marked.collect::<Result<_, _>>()?;
-        let layers = layers.iter().map(|layer| layer.in_pool(pages + 1, slots + 1, device));
+        let blank = model.decoder().layer_caches(device)?;
+        let layers = blank.iter().map(|layer| layer.in_pool([pages + 1, slots + 1, marks], device));
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
             pages: Places::new(pages),
             slots: Places::new(slots),
             marks: Places::new(marks),
-            marked,
+            has_states: blank.iter().any(|layer| layer.states().next().is_some()),
             blank,
         })
     }
@@ -186,35 +182,23 @@ impl CachePool {
         true
     }
 
-    /// A copy of the states as they are. Nothing, for a model without states.
+    /// A mark for the states after `position` tokens, which a pass then writes
+    /// ([`PoolSequence::marks`]).
     ///
     /// # Errors
-    /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] for a cache that is parked, and when all
-    /// marks are taken.
-    pub fn mark(&mut self, cache: &PoolCache) -> Result<PoolMark, ModelError> {
-        let (slot, position) = (cache.slot()? as usize, cache.position);
-        if self.marked.is_empty() {
-            return Ok(PoolMark { position, place: None });
-        }
-        let place = self.marks.take().ok_or(ModelError::PoolIsFull)?;
-        let states = self.layers.iter().flat_map(LayerCache::states);
-        for (states, to) in states.zip(&mut self.marked) {
-            ops::copy_rows(states, slot, to, place.mark())?;
-        }
-        Ok(PoolMark { position, place: Some(Arc::new(place)) })
+    /// [`ModelError::PoolIsFull`] when all marks are taken.
+    pub fn mark_at(&self, position: usize) -> Result<PoolMark, ModelError> {
+        let take = || self.marks.take().map(Arc::new).ok_or(ModelError::PoolIsFull);
+        Ok(PoolMark { position, place: self.has_states.then(take).transpose()? })
     }
 
     /// Sets the states in `slot` to those of `mark`, or to those of a sequence that has not begun.
     fn restore(&mut self, slot: u32, mark: Option<&PoolMark>) -> Result<(), KernelError> {
-        let (from, row) = match mark {
-            None => (&self.blank, 0),
-            // There are no states.
-            Some(PoolMark { place: None, .. }) => return Ok(()),
-            Some(PoolMark { place: Some(place), .. }) => (&self.marked, place.mark()),
-        };
-        let states = self.layers.iter_mut().flat_map(LayerCache::states_mut);
-        for (states, from) in states.zip(from) {
-            ops::copy_rows(from, row, states, slot as usize)?;
+        let mark = mark.and_then(|mark| mark.place.as_ref()).map(|place| place.mark());
+        for layers in self.layers.iter_mut().zip(&self.blank) {
+            if let (LayerCache::DeltaNet(states), LayerCache::DeltaNet(blank)) = layers {
+                states.restore(slot as usize, mark, blank)?;
+            }
         }
         Ok(())
     }
@@ -280,15 +264,17 @@ impl Model {
         tokens: &[u32],
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
-        self.forward_batch_in(pool, &mut [PoolSequence { tokens, cache }], logits)
+        self.forward_batch_in(pool, &mut [PoolSequence { tokens, cache, marks: &[] }], logits)
     }
 
     /// As [`Self::forward_batch`] for sequences in `pool`, whose caches have room for their tokens:
-    /// one pass, in which attention alone goes sequence by sequence.
+    /// one pass, in which attention alone goes sequence by sequence. Recurrences stop for marks, and
+    /// nothing else does.
     ///
     /// # Errors
-    /// As [`Self::forward_batch`]; [`ModelError::PoolIsFull`] without that room. No cache is
-    /// changed then.
+    /// As [`Self::forward_batch`]; [`ModelError::PoolIsFull`] without that room;
+    /// [`KernelError::Value`] for marks of other places or out of order, and for [`Logits::All`]
+    /// with marks before the end. No cache is changed then.
     pub fn forward_batch_in(
         &self,
         pool: &mut CachePool,
@@ -299,9 +285,18 @@ impl Model {
         if logits != Logits::None {
             self.check_head()?;
         }
-        let spans = batch.iter().map(PoolSequence::span).collect::<Result<Vec<_>, _>>()?;
-        let step = Step::in_pool(&spans, self.device())?;
-        let ids: Vec<u32> = batch.iter().flat_map(|sequence| sequence.tokens).copied().collect();
+        let turns = turns(batch)?;
+        if turns.len() > 1 && logits == Logits::All {
+            // The rows of a sequence are not together then.
+            let (got, want) = ("before the end".into(), "none of them is for all logits".into());
+            return Err(KernelError::Value { op: "forward", operand: "marks", got, want }.into());
+        }
+        let step = Step::in_pool(&turns, self.device())?;
+        let ids = turns.iter().flatten().flat_map(|span| {
+            let PoolSequence { tokens, cache, .. } = &batch[span.sequence];
+            &tokens[span.positions.start - cache.position()..span.positions.end - cache.position()]
+        });
+        let ids: Vec<u32> = ids.copied().collect();
         let ids = Tensor::new(&ids, &[ids.len()], self.device())?;
         let hidden = self.decoder().run_in_pool(&ids, &step, pool.layers())?;
         batch.iter_mut().for_each(|sequence| sequence.cache.advance(sequence.tokens.len()));
@@ -309,14 +304,30 @@ impl Model {
     }
 }
 
-impl PoolSequence<'_> {
-    fn span(&self) -> Result<PoolSpan, ModelError> {
-        let Self { tokens, cache } = self;
-        let (start, end) = (cache.position(), cache.position() + tokens.len());
-        let pages: Vec<u32> = cache.pages().take(end.div_ceil(PAGE_TOKENS)).collect();
-        match pages.len() * PAGE_TOKENS < end {
-            true => Err(ModelError::PoolIsFull),
-            false => Ok(PoolSpan { start, tokens: tokens.len(), pages, slot: cache.slot()? }),
+/// The pieces of each sequence, cut at its marks: the first ones of all, then the second ones.
+fn turns(batch: &[PoolSequence<'_>]) -> Result<Vec<Vec<PoolSpan>>, ModelError> {
+    let mut turns: Vec<Vec<PoolSpan>> = vec![];
+    for (sequence, PoolSequence { tokens, cache, marks }) in batch.iter().enumerate() {
+        let (slot, end) = (cache.slot()?, cache.position() + tokens.len());
+        if cache.capacity() < end {
+            return Err(ModelError::PoolIsFull);
+        }
+        let mut start = cache.position();
+        let places = marks.iter().map(|mark| (mark.position, mark.place.as_ref().map(|it| it.mark())));
+        let last = marks.last().is_none_or(|mark| mark.position != end).then_some((end, None));
+        for (turn, (next, mark)) in places.chain(last).enumerate() {
+            if next <= start || next > end {
+                let (got, want) =
+                    (next.to_string(), format!("a place after {start}, up to {end}, is wanted"));
+                return Err(KernelError::Value { op: "forward", operand: "marks", got, want }.into());
+            }
+            let pages = cache.pages().take(next.div_ceil(PAGE_TOKENS)).collect();
+            if turns.len() == turn {
+                turns.push(vec![]);
+            }
+            turns[turn].push(PoolSpan { sequence, positions: start..next, pages, slot, mark });
+            start = next;
         }
     }
+    Ok(turns)
 }

@@ -125,7 +125,10 @@ impl<R: Runner> Scheduler<R> {
             let Some(live) = &sequence.live else { continue };
             let (position, total) = (live.position, sequence.request.prompt.len());
             let end = cut(position, total, room, self.options.prefill_chunk);
-            let end = end.min(live.places.first().copied().unwrap_or(total));
+            let end = match live.places.first() {
+                Some(&place) if !self.runner.marks_on_the_way() => end.min(place),
+                _ => end,
+            };
             // The next one's may be shorter.
             if end > position {
                 room -= end - position;
@@ -142,6 +145,7 @@ impl<R: Runner> Scheduler<R> {
         if cuts.is_empty() {
             return Ok(());
         }
+        let places = self.places(&cuts);
         let (mut parts, mut read, mut tokens) = (vec![], vec![], 0);
         for sequence in &mut self.running {
             let Some(&end) = cuts.get(&sequence.id) else { continue };
@@ -154,7 +158,9 @@ impl<R: Runner> Scheduler<R> {
             tokens += end - live.position;
             read.push((*id, end, draws.is_some()));
             let text = &text[live.position..end];
-            parts.push(Part { cache: &mut live.held.cache, tokens: text, draws });
+            let places = places.get(id).map_or(&[][..], Vec::as_slice);
+            let cache = &mut live.held.cache;
+            parts.push(Part { cache, tokens: text, places, marks: vec![], draws });
         }
         let drawn = match self.runner.prefill(&mut parts) {
             Ok(drawn) => drawn,
@@ -165,12 +171,13 @@ impl<R: Runner> Scheduler<R> {
                 return Ok(());
             }
         };
-        drop(parts);
+        let marks: Vec<_> = parts.into_iter().map(|part| part.marks).collect();
         let now = (self.now)();
         self.cost.add(tokens, now.saturating_sub(before));
         let mut drawn = drawn.into_iter();
-        for (id, end, draws) in read {
+        for ((id, end, draws), marks) in read.into_iter().zip(marks) {
             self.reached(id, end, now);
+            self.marked(id, end, marks);
             match draws.then(|| drawn.next()).flatten() {
                 Some(result) => self.sampled(id, result),
                 None => self.end_without_reply(id),
@@ -202,29 +209,43 @@ impl<R: Runner> Scheduler<R> {
         if is_kept {
             self.store.tree.extend(live.held.id, &request.prompt[..end]);
         }
-        let is_place = live.places.first() == Some(&end);
-        if !is_place {
-            return;
-        }
-        live.places.remove(0);
-        if !self.make_free(self.sizes.fixed, None) || !self.make_mark_free() {
-            return;
-        }
-        // Without memory for it, later requests read more of their prompts.
-        let sequence = self.running.iter_mut().find(|sequence| sequence.id == id);
-        if let Some(live) = sequence.and_then(|sequence| sequence.live.as_mut())
-            && let Ok(mark) = self.runner.mark(&live.held.cache)
-        {
-            live.held.marks.push((end, mark));
-            self.store.tree.mark(live.held.id, end);
-        }
     }
 
-    /// Evicts kept caches until there may be one mark more; false if running requests have all.
-    fn make_mark_free(&mut self) -> bool {
+    /// Keeps the states of a prompt that was read up to `end`, at the places before.
+    fn marked(&mut self, id: u64, end: usize, marks: Vec<(usize, R::Mark)>) {
+        let sequence = self.running.iter_mut().find(|sequence| sequence.id == id);
+        let Some(live) = sequence.and_then(|sequence| sequence.live.as_mut()) else { return };
+        live.places.retain(|&place| place > end);
+        marks.iter().for_each(|(place, _)| self.store.tree.mark(live.held.id, *place));
+        live.held.marks.extend(marks);
+    }
+
+    /// The places of each of these prompts at which a pass keeps the states, as far as there is
+    /// memory for them.
+    fn places(&mut self, cuts: &HashMap<u64, usize>) -> HashMap<u64, Vec<usize>> {
+        let reached = |sequence: &Sequence<R>| {
+            let (live, end) = (sequence.live.as_ref()?, *cuts.get(&sequence.id)?);
+            Some((sequence.id, live.places.iter().copied().filter(|&place| place <= end).collect()))
+        };
+        let mut all: HashMap<u64, Vec<usize>> = self.running.iter().filter_map(reached).collect();
+        let mut count = 0;
+        for places in all.values_mut() {
+            // Without memory for them, later requests read more of their prompts.
+            places.retain(|_| {
+                let fits = self.make_free((count + 1) * self.sizes.fixed, None) && self.make_mark_free(count);
+                count += usize::from(fits);
+                fits
+            });
+        }
+        all
+    }
+
+    /// Evicts kept caches until there may be one mark more than `planned` ones; false if running
+    /// requests have all.
+    fn make_mark_free(&mut self, planned: usize) -> bool {
         let running = self.running.iter().filter_map(|sequence| sequence.live.as_ref());
         let running: usize = running.map(|live| live.held.marks.len()).sum();
-        while running + self.store.marks() >= self.sizes.marks {
+        while running + planned + self.store.marks() >= self.sizes.marks {
             if !self.store.evict(None, (self.now)()) {
                 return false;
             }

@@ -47,6 +47,8 @@ struct Fake {
     passes: Rc<RefCell<Vec<Vec<usize>>>>,
     /// The microseconds of such a pass however short it is.
     fixed: Rc<Cell<usize>>,
+    /// Whether a pass keeps states between its tokens.
+    on_the_way: Rc<Cell<bool>>,
 }
 
 struct FakeCache {
@@ -87,7 +89,8 @@ impl Fake {
     fn new(states: usize) -> Self {
         let sizes = Sizes { per_token: 1, states, fixed: states, marks: usize::MAX, granule: BLOCK };
         let (memory, fixed) = (Rc::new(Cell::new(usize::MAX)), Rc::new(Cell::new(1000)));
-        Self { sizes, clock: Rc::default(), bytes: Rc::default(), memory, passes: Rc::default(), fixed }
+        let (clock, bytes, passes, on_the_way) = Default::default();
+        Self { sizes, clock, bytes, memory, passes, fixed, on_the_way }
     }
 
     fn takes(&self, micros: usize) {
@@ -145,8 +148,8 @@ impl Runner for Fake {
         Ok(())
     }
 
-    fn mark(&self, cache: &FakeCache) -> Result<FakeMark, EngineError> {
-        Ok(FakeMark { tokens: cache.tokens.clone(), _bytes: Bytes::new(self.sizes.states, &self.bytes) })
+    fn marks_on_the_way(&self) -> bool {
+        self.on_the_way.get()
     }
 
     fn make_room(&self, cache: &mut FakeCache, capacity: usize) -> Result<(), EngineError> {
@@ -174,10 +177,17 @@ impl Runner for Fake {
             return Err(EngineError::Panicked { message: "the pass failed".into() });
         }
         let mut drawn = vec![];
-        for Part { cache, tokens, draws } in parts {
+        for Part { cache, tokens, places, marks, draws } in parts {
+            let start = cache.tokens.len();
             assert!(cache.tokens.len().is_multiple_of(BLOCK), "prompts are cut at blocks");
             cache.tokens.extend(tokens.iter().map(|&id| (id, true)));
             assert!(cache.tokens.len() <= cache.capacity, "there is room");
+            for &place in places.iter() {
+                assert!(place > start && place % BLOCK == 0 && place <= cache.tokens.len());
+                assert!(self.on_the_way.get() || place == cache.tokens.len());
+                let tokens = cache.tokens[..place].to_vec();
+                marks.push((place, FakeMark { tokens, _bytes: Bytes::new(self.sizes.states, &self.bytes) }));
+            }
             let id = next(cache.tokens.iter().map(|&(id, _)| id));
             drawn.extend(draws.is_some().then(|| match tokens.last() {
                 Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
@@ -361,12 +371,13 @@ proptest! {
         (states, budget, running) in (prop_oneof![Just(0usize), Just(90)], 700usize..4000, 1usize..9),
         // T29: sometimes the device has less than the budget says.
         memory in prop_oneof![3 => Just(usize::MAX), 1 => 500usize..2500],
-        chunk in prop_oneof![Just(64usize), Just(192), Just(512)],
+        (chunk, on_the_way) in (prop_oneof![Just(64usize), Just(192), Just(512)], any::<bool>()),
     ) {
         let mut simulation = Simulation::new(states, budget, |options| {
             options.with_max_running(running).with_prefill_chunk(chunk)
         });
         simulation.fake.memory.set(memory);
+        simulation.fake.on_the_way.set(on_the_way);
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
             match op {
@@ -593,8 +604,9 @@ fn a_pass_has_parts_of_several_prompts_in_the_order_of_their_rank() {
     let plain: &[&[usize]] = &[&[200, 300], &[100, 384], &[128], &[88]];
     // With states, places cut a prompt, and not the pass: after 192, 256, 64 and 384 tokens.
     let states: &[&[usize]] = &[&[192, 256, 64], &[8, 44, 36, 384]];
-    for (bytes, passes) in [(0, plain), (90, states)] {
+    for (bytes, on_the_way, passes) in [(0, false, plain), (90, false, states), (90, true, plain)] {
         let mut simulation = Simulation::new(bytes, 100_000, |options| options.with_prefill_chunk(512));
+        simulation.fake.on_the_way.set(on_the_way);
         let lengths = [200, 300, 100, 600];
         for (own, length) in (0..).zip(lengths) {
             simulation.submit(without_stop(prompt(0, 0, own, length), 50), None).expect("it fits");

@@ -239,13 +239,27 @@ pub struct Step {
 pub(crate) struct PoolRows {
     /// u32 `[T]`.
     pub positions: Tensor,
+    /// All rows of the pass after each other, for attention: a decode step is one part, and each
+    /// piece of a prompt is one.
+    pub parts: Vec<PagedRows>,
+    /// All rows of the pass after each other, for recurrences: a sequence whose states are marked
+    /// on the way has pieces in several turns.
+    pub turns: Vec<PoolTurn>,
+    /// The end of each sequence's rows.
+    pub ends: Vec<usize>,
+}
+
+/// Rows of a pass that a recurrence takes at once, and the marks of states that it writes after
+/// them.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolTurn {
+    pub rows: Range<usize>,
     /// u32 `[S]`: the sequences' states.
     pub slots: Tensor,
     /// u32 `[S + 1]`.
     pub cu_seqlens: Tensor,
-    /// All rows of the pass after each other, for attention: a decode step is one part, and each
-    /// sequence of a prefill is one.
-    pub parts: Vec<PagedRows>,
+    /// Slots, and the marks that get their states.
+    pub marks: Vec<(usize, usize)>,
 }
 
 /// Rows of a pass whose sequences have as many of them each, and the pages of these sequences.
@@ -258,15 +272,18 @@ pub(crate) struct PagedRows {
     pub table: Tensor,
 }
 
-/// A sequence's new tokens and its places in a pool.
+/// A piece of a sequence's new tokens, and its places in a pool.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolSpan {
-    /// Tokens that it has seen, and those that come now.
-    pub start: usize,
-    pub tokens: usize,
-    /// Its pages until the last of these tokens.
+    /// The sequence's place in the batch.
+    pub sequence: usize,
+    /// The positions of the tokens.
+    pub positions: Range<usize>,
+    /// The sequence's pages until the last of them.
     pub pages: Vec<u32>,
     pub slot: u32,
+    /// The mark that gets the states after them.
+    pub mark: Option<usize>,
 }
 
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
@@ -320,44 +337,51 @@ impl Step {
         Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None, pool: None }
     }
 
-    /// Tokens of sequences in a pool, as many of each as there are.
-    pub(crate) fn in_pool(spans: &[PoolSpan], device: &Device) -> Result<Self, KernelError> {
-        let (mut positions, mut offsets, mut slots) = (vec![], vec![0], vec![]);
-        for &PoolSpan { start, tokens, slot, .. } in spans {
-            positions.extend((start..start + tokens).map(|position| position as u32));
-            offsets.push(positions.len() as u32);
-            slots.push(slot);
-        }
+    /// Tokens of sequences in a pool, in turns: a sequence's next piece is in the next turn.
+    pub(crate) fn in_pool(turns: &[Vec<PoolSpan>], device: &Device) -> Result<Self, KernelError> {
         let new = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device);
-        let positions = new(&positions)?;
-        let parts = spans.iter().zip(offsets.windows(2)).map(|(span, ends)| {
-            let rows = ends[0] as usize..ends[1] as usize;
-            let positions = positions.rows(rows.start, rows.end)?;
-            let table = Tensor::new(&span.pages, &[1, span.pages.len()], device)?;
-            Ok(PagedRows { rows, positions, table })
-        });
-        let parts = parts.collect::<Result<_, KernelError>>()?;
-        Ok(Self::of(PoolRows { slots: new(&slots)?, cu_seqlens: new(&offsets)?, positions, parts }))
+        let all = || turns.iter().flatten();
+        let ids = all().flat_map(|span| span.positions.clone()).map(|position| position as u32);
+        let positions = new(&ids.collect::<Vec<_>>())?;
+        let mut pool = PoolRows { positions, parts: vec![], turns: vec![], ends: vec![0; turns[0].len()] };
+        let mut end = 0;
+        for spans in turns {
+            let (first, mut offsets, mut slots, mut marks) = (end, vec![0], vec![], vec![]);
+            for span in spans {
+                let rows = end..end + span.positions.len();
+                end = rows.end;
+                pool.ends[span.sequence] = end;
+                offsets.push((end - first) as u32);
+                slots.push(span.slot);
+                marks.extend(span.mark.map(|mark| (span.slot as usize, mark)));
+                let positions = pool.positions.rows(rows.start, rows.end)?;
+                let table = Tensor::new(&span.pages, &[1, span.pages.len()], device)?;
+                pool.parts.push(PagedRows { rows, positions, table });
+            }
+            let (slots, cu_seqlens) = (new(&slots)?, new(&offsets)?);
+            pool.turns.push(PoolTurn { rows: first..end, slots, cu_seqlens, marks });
+        }
+        Ok(Self { spans: vec![], tape: None, whole: None, pool: Some(pool) })
     }
 
     /// One token of each of many sequences in a pool, whose pages are the rows of `table`.
     pub(crate) fn rows(positions: Tensor, table: Tensor, slots: Tensor, cu_seqlens: Tensor) -> Self {
-        let parts = vec![PagedRows { rows: 0..positions.len(), positions: positions.clone(), table }];
-        Self::of(PoolRows { positions, slots, cu_seqlens, parts })
-    }
-
-    fn of(pool: PoolRows) -> Self {
-        Self { spans: vec![], tape: None, whole: None, pool: Some(pool) }
+        let rows = 0..positions.len();
+        let parts = vec![PagedRows { rows: rows.clone(), positions: positions.clone(), table }];
+        let turns = vec![PoolTurn { rows: rows.clone(), slots, cu_seqlens, marks: vec![] }];
+        let ends = rows.map(|row| row + 1).collect();
+        Self {
+            spans: vec![],
+            tape: None,
+            whole: None,
+            pool: Some(PoolRows { positions, parts, turns, ends }),
+        }
     }
 
     /// The end of each sequence's rows.
     fn ends(&self) -> impl Iterator<Item = usize> {
-        let in_part = |PagedRows { rows, table, .. }: &PagedRows| {
-            let (first, each) = (rows.start, rows.len() / table.dim(0).max(1));
-            (1..=table.dim(0)).map(move |sequence| first + sequence * each)
-        };
-        let parts = self.pool.iter().flat_map(|pool| &pool.parts).flat_map(in_part);
-        self.spans.iter().map(|span| span.rows.end).chain(parts)
+        let in_pool = self.pool.iter().flat_map(|pool| pool.ends.iter().copied());
+        self.spans.iter().map(|span| span.rows.end).chain(in_pool)
     }
 
     /// The results of `mix` for the rows of `xs`, from the sequences' offsets, their slots if the
@@ -372,9 +396,7 @@ impl Step {
     ) -> Result<Var, KernelError> {
         match (&self.whole, &self.pool, &mut *caches) {
             (Some(cu_seqlens), ..) => mix(xs, (cu_seqlens, None), &mut new(self.spans.len())?),
-            (None, Some(rows), [LayerCache::DeltaNet(states)]) => {
-                mix(xs, (&rows.cu_seqlens, Some(&rows.slots)), states)
-            }
+            (None, Some(rows), [LayerCache::DeltaNet(states)]) => rows.in_turns(xs, states, mix),
             (None, Some(_), _) => Err(wrong_cache()),
             (None, None, _) => self.each(xs, caches, |xs, span, cache| match cache {
                 LayerCache::DeltaNet(states) => mix(xs, (&span.cu_seqlens, None), states),
@@ -398,5 +420,29 @@ impl Step {
         let each = self.spans.iter().zip(caches).enumerate();
         let results = each.map(|(i, (span, cache))| mix(parts.each_ref().map(|x| &x[i]), span, cache));
         shapes::join_rows(&results.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+impl PoolRows {
+    /// As [`Step::with_states`], turn by turn.
+    fn in_turns<const N: usize>(
+        &self,
+        xs: [&Var; N],
+        states: &mut DeltaCache,
+        mut mix: impl FnMut([&Var; N], (&Tensor, Option<&Tensor>), &mut DeltaCache) -> Result<Var, KernelError>,
+    ) -> Result<Var, KernelError> {
+        let mut run = |xs: [&Var; N], PoolTurn { slots, cu_seqlens, marks, .. }: &PoolTurn| {
+            let y = mix(xs, (cu_seqlens, Some(slots)), states)?;
+            states.mark(marks)?;
+            Ok::<_, KernelError>(y)
+        };
+        if let [turn] = &self.turns[..] {
+            return run(xs, turn);
+        }
+        let ranges: Vec<_> = self.turns.iter().map(|turn| turn.rows.clone()).collect();
+        let parts = shapes::each(xs.map(|x| shapes::split_rows(x, &ranges)))?;
+        let turns = self.turns.iter().enumerate();
+        let ys = turns.map(|(i, turn)| run(parts.each_ref().map(|x| &x[i]), turn));
+        shapes::join_rows(&ys.collect::<Result<Vec<_>, _>>()?)
     }
 }

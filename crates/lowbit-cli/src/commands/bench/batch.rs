@@ -174,7 +174,7 @@ fn pooled(
         texts.push((prompt_of(model, sequence, prompt), cache));
     }
     for texts in texts.chunks_mut((PASS / prompt.max(1)).max(1)) {
-        let batch = texts.iter_mut().map(|(tokens, cache)| PoolSequence { tokens, cache });
+        let batch = texts.iter_mut().map(|(tokens, cache)| PoolSequence { tokens, cache, marks: &[] });
         let logits = model.forward_batch_in(pool, &mut batch.collect::<Vec<_>>(), Logits::Last)?;
         for ((text, _), id) in texts.iter_mut().zip(first(model, logits.as_ref())?) {
             text.push(id);
