@@ -149,6 +149,10 @@ impl Runner for PooledRunner {
         self.pool.borrow_mut().go_back(cache, tokens, mark).map_err(|error| self.one.sorted(error))
     }
 
+    fn most_parts(&self) -> usize {
+        usize::MAX
+    }
+
     fn marks_on_the_way(&self) -> bool {
         true
     }

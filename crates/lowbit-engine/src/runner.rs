@@ -125,6 +125,9 @@ pub(crate) trait Runner {
         mark: Option<&Self::Mark>,
     ) -> Result<(), EngineError>;
 
+    /// The most parts of a pass over prompts.
+    fn most_parts(&self) -> usize;
+
     /// True if a pass keeps states between its tokens, so that it need not end there.
     fn marks_on_the_way(&self) -> bool;
 

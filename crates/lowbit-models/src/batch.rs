@@ -268,11 +268,18 @@ impl BatchSteps {
         let pass = gpu.capture(|| {
             runs.push(self.record(model, pool, (count, kind))?);
             Ok(())
-        })?;
-        // The first run is this step; the second was recorded for those that follow.
+        });
+        // The first run is this step; the second was recorded for those that follow. Without memory
+        // for that one, which keeps all its activations, the next step tries again.
         let mut runs = runs.into_iter();
-        let (logits, later) = (runs.next().expect("a capture runs its work"), runs.next());
-        Ok(Ran { rows: count, kind, logits, captured: Some(Captured { pass, logits: later }) })
+        let (logits, pass) = match (runs.next(), pass) {
+            (Some(logits), pass) => (logits, pass.ok()),
+            (None, pass) => {
+                return Err(pass.err().unwrap_or_else(|| unreachable!("a capture runs its work")));
+            }
+        };
+        let captured = pass.map(|pass| Captured { pass, logits: runs.next() });
+        Ok(Ran { rows: count, kind, logits, captured })
     }
 
     /// Keeps a captured step for the next ones.

@@ -122,7 +122,9 @@ impl<R: Runner> Scheduler<R> {
         let mut prompts: Vec<_> = self.running.iter().filter(|sequence| sequence.is_prefilling()).collect();
         prompts.sort_unstable_by_key(|sequence| Reverse(sequence.rank(now, self.options.ageing)));
         for sequence in prompts {
-            let Some(live) = &sequence.live else { continue };
+            let Some(live) = sequence.live.as_ref().filter(|_| cuts.len() < self.runner.most_parts()) else {
+                continue;
+            };
             let (position, total) = (live.position, sequence.request.prompt.len());
             let end = cut(position, total, room, self.options.prefill_chunk);
             let end = match live.places.first() {

@@ -49,6 +49,8 @@ struct Fake {
     fixed: Rc<Cell<usize>>,
     /// Whether a pass keeps states between its tokens.
     on_the_way: Rc<Cell<bool>>,
+    /// The most parts of a pass.
+    most_parts: Rc<Cell<usize>>,
 }
 
 struct FakeCache {
@@ -90,7 +92,8 @@ impl Fake {
         let sizes = Sizes { per_token: 1, states, fixed: states, marks: usize::MAX, granule: BLOCK };
         let (memory, fixed) = (Rc::new(Cell::new(usize::MAX)), Rc::new(Cell::new(1000)));
         let (clock, bytes, passes, on_the_way) = Default::default();
-        Self { sizes, clock, bytes, memory, passes, fixed, on_the_way }
+        let most_parts = Rc::new(Cell::new(usize::MAX));
+        Self { sizes, clock, bytes, memory, passes, fixed, on_the_way, most_parts }
     }
 
     fn takes(&self, micros: usize) {
@@ -146,6 +149,10 @@ impl Runner for Fake {
         cache.tokens.truncate(tokens);
         assert!(cache.tokens.iter().all(|&(_, prefilled)| prefilled), "steps' keys are not for others");
         Ok(())
+    }
+
+    fn most_parts(&self) -> usize {
+        self.most_parts.get()
     }
 
     fn marks_on_the_way(&self) -> bool {
@@ -372,12 +379,14 @@ proptest! {
         // T29: sometimes the device has less than the budget says.
         memory in prop_oneof![3 => Just(usize::MAX), 1 => 500usize..2500],
         (chunk, on_the_way) in (prop_oneof![Just(64usize), Just(192), Just(512)], any::<bool>()),
+        parts in prop_oneof![Just(1usize), Just(usize::MAX)],
     ) {
         let mut simulation = Simulation::new(states, budget, |options| {
             options.with_max_running(running).with_prefill_chunk(chunk)
         });
         simulation.fake.memory.set(memory);
         simulation.fake.on_the_way.set(on_the_way);
+        simulation.fake.most_parts.set(parts);
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
             match op {
@@ -408,7 +417,7 @@ proptest! {
             let count = simulation.events(id).iter().filter(|event| ends(event)).count();
             prop_assert!(count == 1 || (count == 0 && breaking.contains(&id)), "{id}");
         }
-        let all = |pass: &Vec<usize>| pass.iter().sum::<usize>() <= chunk;
+        let all = |pass: &Vec<usize>| pass.iter().sum::<usize>() <= chunk && pass.len() <= parts;
         prop_assert!(simulation.fake.passes.borrow().iter().all(all), "a pass has no more than that");
         let stats = simulation.scheduler.stats();
         prop_assert!(stats.preempted <= 2 * stats.submitted);
