@@ -188,7 +188,7 @@ impl Runner for ModelRunner {
     }
 
     fn most_parts(&self) -> usize {
-        // A CPU reads no more tokens a second of several prompts than of one.
+        // On a CPU several prompts at a time gained nothing.
         1
     }
 

@@ -114,6 +114,8 @@ fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions)
     /// Tokens of each; prompts as short as these are also run together.
     const SHORT: [usize; 7] = [12, 24, 48, 64, 128, 192, 384];
     const LONG: [usize; 4] = [768, 1152, 2048, LONGEST];
+    /// Ends of prompts behind a cached start: attention has kernels of its own for few rows.
+    const ENDS: [usize; 6] = [2, 6, 10, 14, 20, 40];
     let limit = model.config().max_position_embeddings;
     for tokens in SHORT.into_iter().chain(LONG).map(|tokens| tokens.min(limit)) {
         let Some(mut cache) = pool.cache()? else { continue };
@@ -129,6 +131,15 @@ fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions)
             ops::sample_next(&logits, &mut state, &options.sampling)?;
         }
         pool.go_back(&mut cache, tokens - tokens % PAGE_TOKENS, Some(&mark))?;
+    }
+    if let Some(mut cache) = pool.cache()? {
+        let starts = [SHORT[SHORT.len() - 1].min(limit)];
+        for tokens in starts.into_iter().chain(ENDS) {
+            let end = cache.position() + tokens;
+            if end <= limit && pool.make_room(&mut cache, end) {
+                model.forward_in(pool, &mut cache, &vec![0; tokens], Logits::None)?;
+            }
+        }
     }
     let mut texts = vec![];
     for tokens in SHORT.map(|tokens| tokens.min(limit)) {

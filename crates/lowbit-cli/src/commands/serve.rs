@@ -250,7 +250,7 @@ impl Limits {
             (None, Device::Gpu(gpu)) => gpu.total_memory().map(|total| {
                 let weights: u64 = loaded.checkpoint.tensors().iter().map(|of| of.bytes.len() as u64).sum();
                 // The rest is for passes over prompts, and for the activations that each captured
-                // step keeps: 4.5 GB for all up to 128 rows of 9B.
+                // step keeps.
                 (total as u64).saturating_sub(weights) / 20 * 17
             }),
         };
