@@ -3,6 +3,8 @@
 
 mod admit;
 mod cost;
+#[cfg(test)]
+mod fake;
 mod run;
 #[cfg(test)]
 mod simulation;
