@@ -198,7 +198,7 @@ fn marks_on_the_way_are_the_states_there() {
         for (text, got) in texts.iter().zip(logits.as_slice::<f32>().unwrap().chunks(logits.dim(1))) {
             check_logits(&model, text, got);
         }
-        // What follows a mark is read as it was.
+        // The text after a mark is read as it was.
         for mark in &marks[0] {
             let at = mark.position();
             let mut fork = pool.fork(&caches[0], (at, Some(mark)), 200).unwrap().unwrap();

@@ -43,7 +43,7 @@ pub(super) struct Fake {
     pub passes: Rc<RefCell<Vec<Vec<usize>>>>,
     /// The microseconds of such a pass however short it is.
     pub fixed: Rc<Cell<usize>>,
-    /// Whether a pass keeps states between its tokens.
+    /// True if a pass keeps states between its tokens.
     pub on_the_way: Rc<Cell<bool>>,
     /// The most parts of a pass.
     pub most_parts: Rc<Cell<usize>>,
