@@ -1,6 +1,6 @@
 //! The model behind the scheduler.
 
-use crate::runner::{Row, Runner, Sampled, Sizes};
+use crate::runner::{Outcome, Part, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, Request};
 use lowbit_kernels::ops::{Drawn, LogitBias};
 use lowbit_kernels::{KernelError, Tensor};
@@ -95,6 +95,31 @@ impl ModelRunner {
         }
     }
 
+    /// Draws from rows of `logits`: the row, its sampler, and [`Request::logprobs`].
+    fn draw_all<'a>(
+        &self,
+        logits: Option<&Tensor>,
+        drawing: impl Iterator<Item = (usize, &'a mut Sampler, Option<usize>)>,
+    ) -> Result<Vec<Outcome>, EngineError> {
+        // All draws are recorded before the host waits for the first. Grammars say what may be
+        // drawn while a GPU still runs the pass.
+        let mut drawn = vec![];
+        for (index, sampler, logprobs) in drawing {
+            let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
+            let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
+            let recorded = self.sample(sampler, &logits);
+            drawn.push((sampler, recorded, logits, logprobs));
+        }
+        if drawn.is_empty() {
+            // The scheduler measures how long a pass takes.
+            self.model.synchronize().map_err(|error| self.sorted(error))?;
+        }
+        let drawn = drawn.into_iter().map(|(sampler, recorded, logits, logprobs)| {
+            of_row(self.drawn(sampler, recorded, logprobs.map(|count| (&logits, count))))
+        });
+        drawn.collect()
+    }
+
     /// A step of a sequence alone: on a GPU its launches are captured once and replayed.
     fn decode_one(&self, row: &mut Row<'_, Self>) -> Result<Sampled, EngineError> {
         let Sampler { steps, .. } = &mut *row.sampler;
@@ -162,8 +187,13 @@ impl Runner for ModelRunner {
         Ok(())
     }
 
-    fn mark(&self, cache: &Cache) -> Result<Mark, EngineError> {
-        Ok(cache.mark())
+    fn most_parts(&self) -> usize {
+        // On a CPU several prompts at a time gained nothing.
+        1
+    }
+
+    fn marks_on_the_way(&self) -> bool {
+        false
     }
 
     fn make_room(&self, cache: &mut Cache, capacity: usize) -> Result<(), EngineError> {
@@ -180,24 +210,21 @@ impl Runner for ModelRunner {
         Ok(Sampler { steps, tokens: request.prompt.len(), stop_ids: request.options.stop_ids.clone() })
     }
 
-    fn prefill(
-        &self,
-        cache: &mut Cache,
-        tokens: &[u32],
-        sampler: Option<(&mut Sampler, Option<usize>)>,
-    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
-        let wanted = if sampler.is_some() { Logits::Last } else { Logits::None };
-        let logits = self.model.forward(tokens, cache, wanted).map_err(|error| self.sorted(error))?;
-        let (Some(logits), Some((sampler, logprobs))) = (logits, sampler) else {
-            // The scheduler measures how long it takes.
-            self.model.synchronize().map_err(|error| self.sorted(error))?;
-            return Ok(None);
-        };
-        let drawn = self.sample(sampler, &logits);
-        of_row(self.drawn(sampler, drawn, logprobs.map(|count| (&logits, count)))).map(Some)
+    fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
+        let wanted = Part::logits(parts);
+        let batch = parts.iter_mut().map(|Part { tokens, cache, .. }| Sequence { tokens, cache });
+        let logits = self.model.forward_batch(&mut batch.collect::<Vec<_>>(), wanted);
+        let logits = logits.map_err(|error| self.sorted(error))?;
+        for part in &mut *parts {
+            part.marks = part.places.iter().map(|&place| (place, part.cache.mark())).collect();
+        }
+        let drawing = parts.iter_mut().enumerate().filter_map(|(index, part)| {
+            part.draws.as_mut().map(|(sampler, logprobs)| (index, &mut **sampler, *logprobs))
+        });
+        self.draw_all(logits.as_ref(), drawing)
     }
 
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         // To capture a step takes room for two.
         if let [row @ Row { samples: true, logprobs: None, .. }] = rows
             && row.cache.has_room(2)
@@ -211,21 +238,9 @@ impl Runner for ModelRunner {
             .collect();
         let logits = self.model.forward_batch(&mut batch, Logits::Last);
         let logits = logits.map_err(|error| self.sorted(error))?;
-        let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
-        // All draws are recorded before the host waits for the first. Grammars say what may be
-        // drawn while a GPU still runs the pass.
-        let mut drawn = vec![];
-        for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.samples) {
-            let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
-            drawn.push((index, self.sample(row.sampler, &logits), logits));
-        }
-        let mut sampled = vec![];
-        for (index, drawn, logits) in drawn {
-            let Row { sampler, logprobs, .. } = &mut rows[index];
-            let logits = logprobs.map(|count| (&logits, count));
-            sampled.push(of_row(self.drawn(sampler, drawn, logits))?);
-        }
-        Ok(sampled)
+        let drawing = rows.iter_mut().enumerate().filter(|(_, row)| row.samples);
+        let drawing = drawing.map(|(index, row)| (index, &mut *row.sampler, row.logprobs));
+        self.draw_all(logits.as_ref(), drawing)
     }
 }
 
@@ -247,11 +262,16 @@ mod tests {
             let bytes = |cache: &Cache, tokens| {
                 assert_eq!(cache.size_bytes(), sizes.bytes(sizes.capacity(tokens)), "{name}: {tokens}");
             };
+            let read = |cache: &mut Cache, tokens: &[u32], places: &[usize]| {
+                let mut parts = [Part { cache, tokens, places, marks: vec![], draws: None }];
+                assert!(runner.prefill(&mut parts).unwrap().is_empty());
+                let [part] = parts;
+                part.marks.into_iter().next().map(|(_, mark)| mark)
+            };
             let mut cache = runner.cache(100).unwrap();
             bytes(&cache, 100);
-            runner.prefill(&mut cache, &[1; 64], None).unwrap();
-            let mark = (sizes.states > 0).then(|| runner.mark(&cache).unwrap());
-            runner.prefill(&mut cache, &[2; 64], None).unwrap();
+            let mark = read(&mut cache, &[1; 64], if sizes.states > 0 { &[64] } else { &[] });
+            read(&mut cache, &[2; 64], &[]);
             runner.make_room(&mut cache, 257).unwrap();
             bytes(&cache, 257);
             let fork = runner.fork(&cache, 64, mark.as_ref(), 700).unwrap();

@@ -15,10 +15,11 @@ pub struct EngineOptions {
     pub cache_bytes: usize,
     /// True if caches are kept for later requests.
     pub prefix_cache: bool,
-    /// The time between two tokens of a reply that prompts of others may not exceed, as far as
-    /// passes of 64 tokens allow.
+    /// The time between two tokens of a reply that prompts of others may not exceed on average, as
+    /// far as passes of 64 tokens allow. No two tokens are more than twice that apart, and only
+    /// where a pass costs much however short it is: then one long pass replaces several.
     pub target_inter_token: Duration,
-    /// The most prompt tokens per pass, rounded down to a multiple of 64 (at least 64).
+    /// The most tokens of all prompts in a pass, rounded down to a multiple of 64 (at least 64).
     pub prefill_chunk: usize,
     /// The time that raises a waiting request's priority by one.
     pub ageing: Duration,
@@ -74,13 +75,13 @@ impl EngineOptions {
         Self { prefix_cache, ..self }
     }
 
-    /// With this time between two tokens of a reply while others' prompts are read.
+    /// With this average time between two tokens of a reply while others' prompts are read.
     #[must_use]
     pub fn with_target_inter_token(self, target_inter_token: Duration) -> Self {
         Self { target_inter_token, ..self }
     }
 
-    /// With at most so many prompt tokens per pass.
+    /// With at most so many tokens of prompts in a pass.
     #[must_use]
     pub fn with_prefill_chunk(self, prefill_chunk: usize) -> Self {
         Self { prefill_chunk, ..self }

@@ -1,13 +1,13 @@
 //! The model behind the scheduler, on a GPU: all caches are in a pool, and a batch is one pass.
 
 use crate::model::{ModelRunner, failed, of_row};
-use crate::runner::{Row, Runner, Sampled, Sizes};
+use crate::runner::{Outcome, Part, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, EngineOptions, Request};
-use lowbit_kernels::ops::{self, DecodeState};
+use lowbit_kernels::ops::{self, DecodeState, Drawn};
 use lowbit_kernels::{KernelError, Tensor};
 use lowbit_models::{
-    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, GenerationOptions, LogitRules, Logits,
-    ModelError, PoolCache, PoolMark,
+    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, GenerationOptions, LogitRules, ModelError,
+    PoolCache, PoolMark, PoolSequence,
 };
 use std::cell::RefCell;
 
@@ -72,7 +72,7 @@ impl PooledRunner {
         };
         options.cache_bytes = size.per_token.saturating_mul(parts.pages * ops::PAGE_TOKENS);
         let context = sizes.fitting(one.context(), options.cache_bytes);
-        let pool = CachePool::new(&one.model, parts.pages, parts.slots).map_err(failed)?;
+        let pool = CachePool::new(&one.model, parts.pages, parts.slots, parts.marks).map_err(failed)?;
         let window = GenerationOptions::default().repetition_context;
         let steps = BatchSteps::new(&one.model, parts.slots, context, window);
         let steps = steps.map_err(|error| failed(error.into()))?;
@@ -102,22 +102,12 @@ impl PooledRunner {
         self.one.sorted(error.into())
     }
 
-    /// The first token of a reply.
-    fn first(
-        &self,
-        sampler: &mut PooledSampler,
-        logits: &Tensor,
-        logprobs: Option<usize>,
-    ) -> Result<Sampled, EngineError> {
+    /// Records the draw of a reply's first token.
+    fn first(&self, sampler: &mut PooledSampler, logits: &Tensor) -> Result<Drawn, ModelError> {
         let PooledSampler { options, rules, text, .. } = sampler;
-        let device = self.one.model.device();
-        let mut draw = || {
-            let mut state = DecodeState::new(text, options.repetition_context, device)?;
-            ops::sample_next(&rules.apply(logits)?, &mut state, &options.sampling)?;
-            Ok(state.drawn()?.wait()?)
-        };
-        let id = draw();
-        self.taken(sampler, id, logprobs.map(|count| (logits, count)))
+        let mut state = DecodeState::new(text, options.repetition_context, self.one.model.device())?;
+        ops::sample_next(&rules.apply(logits)?, &mut state, &options.sampling)?;
+        Ok(state.drawn()?)
     }
 }
 
@@ -159,8 +149,12 @@ impl Runner for PooledRunner {
         self.pool.borrow_mut().go_back(cache, tokens, mark).map_err(|error| self.one.sorted(error))
     }
 
-    fn mark(&self, cache: &PoolCache) -> Result<PoolMark, EngineError> {
-        self.pool.borrow().mark(cache).map_err(|error| self.one.sorted(error))
+    fn most_parts(&self) -> usize {
+        usize::MAX
+    }
+
+    fn marks_on_the_way(&self) -> bool {
+        true
     }
 
     fn park(&self, cache: &mut PoolCache, tokens: usize, _: usize) -> usize {
@@ -190,24 +184,42 @@ impl Runner for PooledRunner {
         Ok(PooledSampler { id: *next, options, rules, prompt, text })
     }
 
-    fn prefill(
-        &self,
-        cache: &mut PoolCache,
-        tokens: &[u32],
-        sampler: Option<(&mut PooledSampler, Option<usize>)>,
-    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
-        let (wanted, model) = (if sampler.is_some() { Logits::Last } else { Logits::None }, &self.one.model);
-        let logits = model.forward_in(&mut self.pool.borrow_mut(), cache, tokens, wanted);
-        let logits = logits.map_err(|error| self.one.sorted(error))?;
-        let (Some(logits), Some((sampler, logprobs))) = (logits, sampler) else {
+    fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
+        let (wanted, model) = (Part::logits(parts), &self.one.model);
+        let mut pool = self.pool.borrow_mut();
+        // Where marks are short, later requests read more of their prompts.
+        let reserved =
+            |part: &Part<'_, Self>| part.places.iter().map_while(|&at| pool.mark_at(at).ok()).collect();
+        let marks: Vec<Vec<PoolMark>> = parts.iter().map(reserved).collect();
+        let mut batch = vec![];
+        for (Part { tokens, cache, .. }, marks) in parts.iter_mut().zip(&marks) {
+            batch.push(PoolSequence { tokens, cache, marks });
+        }
+        let logits = model.forward_batch_in(&mut pool, &mut batch, wanted);
+        for (part, marks) in parts.iter_mut().zip(marks) {
+            part.marks = marks.into_iter().map(|mark| (mark.position(), mark)).collect();
+        }
+        let Some(logits) = logits.map_err(|error| self.one.sorted(error))? else {
             // The scheduler measures how long it takes.
             model.synchronize().map_err(|error| self.one.sorted(error))?;
-            return Ok(None);
+            return Ok(vec![]);
         };
-        of_row(self.first(sampler, &logits, logprobs)).map(Some)
+        // All draws are recorded before the host waits for the first.
+        let mut drawn = vec![];
+        for (index, part) in parts.iter_mut().enumerate() {
+            let Some((sampler, logprobs)) = &mut part.draws else { continue };
+            let logits = logits.rows(index, index + 1).map_err(|error| self.kernel(error))?;
+            let recorded = self.first(sampler, &logits);
+            drawn.push((sampler, recorded, logits, *logprobs));
+        }
+        let drawn = drawn.into_iter().map(|(sampler, recorded, logits, logprobs)| {
+            let id = recorded.and_then(|drawn| Ok(drawn.wait()?));
+            of_row(self.taken(sampler, id, logprobs.map(|count| (&logits, count))))
+        });
+        drawn.collect()
     }
 
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         let mut steps = self.steps.borrow_mut();
         let model = &self.one.model;
         let widest = rows.iter().map(|row| row.sampler.options.repetition_context).max().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! The scheduler's view of a model: the seam that simulations replace.
 
 use crate::{EngineError, Request};
-use lowbit_models::TokenLogprobs;
+use lowbit_models::{Logits, TokenLogprobs};
 
 /// Tokens per block of the prefix cache. Prompts are cut at multiples of it.
 pub(crate) const BLOCK: usize = 64;
@@ -64,6 +64,33 @@ pub(crate) struct Row<'a, R: Runner + ?Sized> {
     pub logprobs: Option<usize>,
 }
 
+/// A part of a prompt, in a pass with parts of others.
+pub(crate) struct Part<'a, R: Runner + ?Sized> {
+    pub cache: &'a mut R::Cache,
+    pub tokens: &'a [u32],
+    /// The places of the text at which the states are kept: all within these tokens or at their
+    /// end, and at the end alone for runners that do not [`Runner::marks_on_the_way`].
+    pub places: &'a [usize],
+    /// The states at these places, from the pass on; fewer without memory for them.
+    pub marks: Vec<(usize, R::Mark)>,
+    /// At the prompt's end: what draws the first token, and [`Request::logprobs`].
+    pub draws: Option<(&'a mut R::Sampler, Option<usize>)>,
+}
+
+impl<R: Runner> Part<'_, R> {
+    /// The logits that a pass of these parts has to compute: where one draws, those of all their
+    /// last tokens.
+    pub(crate) fn logits(parts: &[Self]) -> Logits {
+        match parts.iter().any(|part| part.draws.is_some()) {
+            true => Logits::Last,
+            false => Logits::None,
+        }
+    }
+}
+
+/// The result of a row or a part, of which an error concerns its request alone.
+pub(crate) type Outcome = Result<Sampled, EngineError>;
+
 /// A model as the scheduler sees it. Errors that are [`EngineError::DeviceLost`] mean that nothing
 /// can run any more, others concern the sequences of the call.
 pub(crate) trait Runner {
@@ -98,8 +125,11 @@ pub(crate) trait Runner {
         mark: Option<&Self::Mark>,
     ) -> Result<(), EngineError>;
 
-    /// The states as they are.
-    fn mark(&self, cache: &Self::Cache) -> Result<Self::Mark, EngineError>;
+    /// The most parts of a pass over prompts.
+    fn most_parts(&self) -> usize;
+
+    /// True if a pass keeps states between its tokens, so that it need not end there.
+    fn marks_on_the_way(&self) -> bool;
 
     /// Nobody runs on `cache` until [`Self::go_back`] to one of its marks, or in models without
     /// states to any place, among its first `tokens` tokens. Returns the tokens that it has room
@@ -117,16 +147,10 @@ pub(crate) trait Runner {
     /// The sampling of a request's reply, after its prompt.
     fn sampler(&self, request: &Request) -> Result<Self::Sampler, EngineError>;
 
-    /// Runs a part of a prompt. At its end, `sampler` draws the first token; the inner error is the
-    /// draw's.
-    fn prefill(
-        &self,
-        cache: &mut Self::Cache,
-        tokens: &[u32],
-        sampler: Option<(&mut Self::Sampler, Option<usize>)>,
-    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError>;
+    /// Runs parts of prompts in one pass, and waits for it; a result for each part that draws, in
+    /// order.
+    fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
 
-    /// Runs a token of each row; a result for each row that samples, in order, of which an error
-    /// concerns that row alone.
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError>;
+    /// Runs a token of each row; a result for each row that samples, in order.
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
 }

@@ -1,6 +1,6 @@
 //! Decode steps of many sequences at once.
 
-use crate::layers::{PoolRows, Step};
+use crate::layers::Step;
 use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache};
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeBatch, PAGE_TOKENS, SampleKind, SampleParams};
@@ -21,7 +21,7 @@ pub struct BatchSteps {
     rows: Vec<Option<Occupant>>,
     /// Each row's token, position, number of the step, and sampling.
     state: DecodeBatch,
-    /// u32 `[rows, N]`, `[rows]` and `[rows + 1]`, as in [`PoolRows`].
+    /// u32 `[rows, N]`, `[rows]` and `[rows + 1]`, as [`Step::rows`] takes them.
     table: Tensor,
     slots: Tensor,
     cu_seqlens: Tensor,
@@ -268,11 +268,18 @@ impl BatchSteps {
         let pass = gpu.capture(|| {
             runs.push(self.record(model, pool, (count, kind))?);
             Ok(())
-        })?;
-        // The first run is this step; the second was recorded for those that follow.
+        });
+        // The first run is this step; the second was recorded for those that follow. Without memory
+        // for that one, which keeps all its activations, the next step tries again.
         let mut runs = runs.into_iter();
-        let (logits, later) = (runs.next().expect("a capture runs its work"), runs.next());
-        Ok(Ran { rows: count, kind, logits, captured: Some(Captured { pass, logits: later }) })
+        let (logits, pass) = match (runs.next(), pass) {
+            (Some(logits), pass) => (logits, pass.ok()),
+            (None, pass) => {
+                return Err(pass.err().unwrap_or_else(|| unreachable!("a capture runs its work")));
+            }
+        };
+        let captured = pass.map(|pass| Captured { pass, logits: runs.next() });
+        Ok(Ran { rows: count, kind, logits, captured })
     }
 
     /// Keeps a captured step for the next ones.
@@ -293,14 +300,11 @@ impl BatchSteps {
         pool: &mut CachePool,
         (count, kind): (usize, Option<SampleKind>),
     ) -> Result<Tensor, KernelError> {
-        let rows = PoolRows {
-            positions: self.state.positions().rows(0, count)?,
-            table: self.table.rows(0, count)?,
-            slots: self.slots.rows(0, count)?,
-            cu_seqlens: self.cu_seqlens.rows(0, count + 1)?,
-        };
+        let (positions, table) = (self.state.positions().rows(0, count)?, self.table.rows(0, count)?);
+        let (slots, cu_seqlens) = (self.slots.rows(0, count)?, self.cu_seqlens.rows(0, count + 1)?);
+        let step = Step::rows(positions, table, slots, cu_seqlens);
         let ids = self.state.tokens().rows(0, count)?;
-        let hidden = model.decoder().run_in_pool(&ids, &Step::rows(rows), pool.layers())?;
+        let hidden = model.decoder().run_in_pool(&ids, &step, pool.layers())?;
         let logits = model.decoder().logits(&hidden)?.into_tensor();
         if let Some(kind) = kind {
             ops::sample_rows(&logits, &mut self.state, kind)?;

@@ -1,4 +1,4 @@
-use crate::layers::{DeltaNetConfig, PoolRows};
+use crate::layers::{DeltaNetConfig, PagedRows};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -36,6 +36,8 @@ pub struct KvCache {
 pub struct DeltaCache {
     pub conv: Tensor,
     pub state: Tensor,
+    /// In a pool, `[marks, ..]` for each of the two that has values: states that are kept.
+    pub(crate) marked: Vec<Tensor>,
 }
 
 /// The data that a [`Cache`] needs to go back to a place: its delta nets' states there, one per
@@ -92,7 +94,7 @@ impl CacheSize {
                     size.widest = size.widest.max(elements(keys)).max(elements(values));
                     size.attention_layers += 1;
                 }
-                LayerCache::DeltaNet(DeltaCache { conv, state }) => {
+                LayerCache::DeltaNet(DeltaCache { conv, state, .. }) => {
                     size.fixed += conv.size_bytes() + state.size_bytes();
                 }
             }
@@ -247,18 +249,7 @@ impl LayerCache {
     pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
         match self {
             Self::Attention(_) => None,
-            Self::DeltaNet(DeltaCache { conv, state }) => Some([conv, state]),
-        }
-        .into_iter()
-        .flatten()
-        .filter(|tensor| !tensor.is_empty())
-    }
-
-    /// As [`Self::states`].
-    pub(crate) fn states_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        match self {
-            Self::Attention(_) => None,
-            Self::DeltaNet(DeltaCache { conv, state }) => Some([conv, state]),
+            Self::DeltaNet(DeltaCache { conv, state, .. }) => Some([conv, state]),
         }
         .into_iter()
         .flatten()
@@ -266,17 +257,24 @@ impl LayerCache {
     }
 
     /// The same layer's part of a pool: keys and values `[pages, Hkv, 64, head_dim]`, states
-    /// `[slots, ..]`, all zero.
-    pub(crate) fn in_pool(&self, pages: usize, slots: usize, device: &Device) -> Result<Self, KernelError> {
+    /// `[slots, ..]`, all zero, and room for `marks` of them.
+    pub(crate) fn in_pool(
+        &self,
+        [pages, slots, marks]: [usize; 3],
+        device: &Device,
+    ) -> Result<Self, KernelError> {
         let zeros = |like: &Tensor, shape: &[usize]| Tensor::allocate_zeros(shape, like.dtype(), device);
         Ok(match self {
             Self::Attention(KvCache { keys, values }) => {
                 let paged = |x: &Tensor| zeros(x, &[pages, x.dim(0), ops::PAGE_TOKENS, x.dim(2)]);
                 Self::Attention(KvCache { keys: paged(keys)?, values: paged(values)? })
             }
-            Self::DeltaNet(DeltaCache { conv, state }) => {
-                let slots = |x: &Tensor| zeros(x, &[&[slots], &x.shape()[1..]].concat());
-                Self::DeltaNet(DeltaCache { conv: slots(conv)?, state: slots(state)? })
+            Self::DeltaNet(DeltaCache { conv, state, .. }) => {
+                let of = |rows, x: &Tensor| [&[rows], &x.shape()[1..]].concat();
+                let marked = self.states().map(|x| Tensor::allocate(&of(marks, x), x.dtype(), device));
+                let marked = marked.collect::<Result<_, _>>()?;
+                let slots = |x: &Tensor| zeros(x, &of(slots, x));
+                Self::DeltaNet(DeltaCache { conv: slots(conv)?, state: slots(state)?, marked })
             }
         })
     }
@@ -311,7 +309,7 @@ impl KvCache {
     pub(crate) fn append_paged(
         &mut self,
         qkv: [&Tensor; 3],
-        rows: &PoolRows,
+        rows: &PagedRows,
         [queries, keys]: [&RmsNormRope<'_>; 2],
     ) -> Result<Tensor, KernelError> {
         let pages = PagesMut { keys: &mut self.keys, values: &mut self.values, table: &rows.table };
@@ -319,7 +317,7 @@ impl KvCache {
     }
 
     /// A pool's pages, by the table of these rows.
-    pub(crate) fn pages<'a>(&'a self, rows: &'a PoolRows) -> Pages<'a> {
+    pub(crate) fn pages<'a>(&'a self, rows: &'a PagedRows) -> Pages<'a> {
         Pages { keys: &self.keys, values: &self.values, table: &rows.table }
     }
 
@@ -356,6 +354,7 @@ impl DeltaCache {
         Ok(Self {
             conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
             state: Tensor::allocate_zeros(&state, DType::F32, device)?,
+            marked: vec![],
         })
     }
 
@@ -364,6 +363,36 @@ impl DeltaCache {
         Ok(Self {
             conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
             state: Tensor::allocate_zeros(&[conv[0], 0, 0, 0], DType::F32, device)?,
+            marked: vec![],
         })
+    }
+
+    /// Of a pool's: copies the states in these slots to these marks.
+    pub(crate) fn mark(&mut self, marks: &[(usize, usize)]) -> Result<(), KernelError> {
+        let Self { conv, state, marked } = self;
+        let states = [&*conv, &*state].into_iter().filter(|tensor| !tensor.is_empty());
+        for (states, marked) in states.zip(marked) {
+            marks.iter().try_for_each(|&(slot, mark)| ops::copy_rows(states, slot, marked, mark))?;
+        }
+        Ok(())
+    }
+
+    /// Of a pool's: sets the states in `slot` to those of a mark, or to zero.
+    pub(crate) fn restore(
+        &mut self,
+        slot: usize,
+        mark: Option<usize>,
+        blank: &Self,
+    ) -> Result<(), KernelError> {
+        let Self { conv, state, marked } = self;
+        let blank = [&blank.conv, &blank.state];
+        let states = [conv, state].into_iter().zip(blank).filter(|(tensor, _)| !tensor.is_empty());
+        for (index, (states, blank)) in states.enumerate() {
+            match mark {
+                Some(mark) => ops::copy_rows(&marked[index], mark, states, slot)?,
+                None => ops::copy_rows(blank, 0, states, slot)?,
+            }
+        }
+        Ok(())
     }
 }

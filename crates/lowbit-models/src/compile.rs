@@ -1,7 +1,10 @@
 //! Compiles kernels before they are launched. The model is loaded and run once on a device that
 //! only lists them ([`DryRun`](lowbit_kernels::gpu::DryRun)), so the list is the ops' own choice.
 
-use crate::{BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, ModelError, Session, Target};
+use crate::{
+    BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, ModelError, PoolSequence, Session,
+    Target,
+};
 use lowbit_files::{Checkpoint, Pooling};
 use lowbit_kernels::ops::{self, DecodeState, PAGE_TOKENS, SampleParams};
 use lowbit_kernels::{Device, KernelError};
@@ -61,14 +64,12 @@ pub fn dry_chat(model: &Model, options: &GenerationOptions) -> Result<(), ModelE
     dry_generation(model, &[12, 24, 48, 96, 192, 384], options)
 }
 
-/// For [`Model::load_compiled`]: prompts of several lengths in a [`CachePool`], and steps of each
-/// number of rows up to `rows` that is captured, as an engine runs them.
+/// For [`Model::load_compiled`]: prompts of several lengths in a [`CachePool`], alone and together,
+/// and steps of each number of rows up to `rows` that is captured, as an engine runs them.
 ///
 /// # Errors
 /// As [`BatchSteps::step`].
 pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> Result<(), ModelError> {
-    /// Tokens of the prompts.
-    const PROMPTS: [usize; 7] = [12, 24, 48, 64, 128, 192, 384];
     if model.config().headless {
         return Ok(());
     }
@@ -77,17 +78,9 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
     let options = &GenerationOptions { grammar: None, ..options.clone() };
     let greedy = options.clone().with_sampling(SampleParams::default());
     let mut steps = BatchSteps::new(model, rows, limit, options.repetition_context.min(limit))?;
-    let mut pool = CachePool::new(model, 16 + steps.capacity(), steps.capacity())?;
-    for tokens in PROMPTS.into_iter().filter(|&tokens| tokens <= limit) {
-        let Some(mut cache) = pool.cache()? else { continue };
-        pool.make_room(&mut cache, tokens);
-        if let Some(logits) = model.forward_in(&mut pool, &mut cache, &vec![0; tokens], Logits::Last)? {
-            let mut state = DecodeState::new(&[0], options.repetition_context.min(limit), model.device())?;
-            ops::sample_next(&logits, &mut state, &options.sampling)?;
-        }
-        let mark = pool.mark(&cache)?;
-        pool.go_back(&mut cache, tokens - tokens % PAGE_TOKENS, Some(&mark))?;
-    }
+    let pages = LONGEST / PAGE_TOKENS + steps.capacity();
+    let mut pool = CachePool::new(model, pages, steps.capacity(), 1)?;
+    dry_prompts(model, &mut pool, options)?;
     let mut caches = vec![];
     while let Some(mut cache) = pool.cache()? {
         pool.make_room(&mut cache, 1);
@@ -110,6 +103,52 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
             caches.iter_mut().take(count).try_for_each(|cache| pool.go_back(cache, 0, None))?;
         }
     }
+    Ok(())
+}
+
+/// The most tokens of [`dry_batches`]' prompts.
+const LONGEST: usize = 4096;
+
+/// Passes over prompts in `pool`, and the first token of each.
+fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions) -> Result<(), ModelError> {
+    /// Tokens of each; prompts as short as these are also run together.
+    const SHORT: [usize; 7] = [12, 24, 48, 64, 128, 192, 384];
+    const LONG: [usize; 4] = [768, 1152, 2048, LONGEST];
+    /// Ends of prompts behind a cached start: attention has kernels of its own for few rows.
+    const ENDS: [usize; 6] = [2, 6, 10, 14, 20, 40];
+    let limit = model.config().max_position_embeddings;
+    for tokens in SHORT.into_iter().chain(LONG).map(|tokens| tokens.min(limit)) {
+        let Some(mut cache) = pool.cache()? else { continue };
+        pool.make_room(&mut cache, tokens);
+        let mark = pool.mark_at(tokens)?;
+        let batch = &mut [PoolSequence {
+            tokens: &vec![0; tokens],
+            cache: &mut cache,
+            marks: std::slice::from_ref(&mark),
+        }];
+        if let Some(logits) = model.forward_batch_in(pool, batch, Logits::Last)? {
+            let mut state = DecodeState::new(&[0], options.repetition_context.min(limit), model.device())?;
+            ops::sample_next(&logits, &mut state, &options.sampling)?;
+        }
+        pool.go_back(&mut cache, tokens - tokens % PAGE_TOKENS, Some(&mark))?;
+    }
+    if let Some(mut cache) = pool.cache()? {
+        let starts = [SHORT[SHORT.len() - 1].min(limit)];
+        for tokens in starts.into_iter().chain(ENDS) {
+            let end = cache.position() + tokens;
+            if end <= limit && pool.make_room(&mut cache, end) {
+                model.forward_in(pool, &mut cache, &vec![0; tokens], Logits::None)?;
+            }
+        }
+    }
+    let mut texts = vec![];
+    for tokens in SHORT.map(|tokens| tokens.min(limit)) {
+        let Some(mut cache) = pool.cache()? else { break };
+        pool.make_room(&mut cache, tokens);
+        texts.push((vec![0; tokens], cache));
+    }
+    let batch = texts.iter_mut().map(|(tokens, cache)| PoolSequence { tokens, cache, marks: &[] });
+    model.forward_batch_in(pool, &mut batch.collect::<Vec<_>>(), Logits::Last)?;
     Ok(())
 }
 

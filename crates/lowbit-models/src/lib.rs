@@ -51,7 +51,7 @@ pub use perplexity::{
     ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers,
     dry_perplexity, perplexity,
 };
-pub use pool::{CachePool, PoolCache, PoolMark};
+pub use pool::{CachePool, PoolCache, PoolMark, PoolSequence};
 pub use pooled::Pooled;
 pub use target::Target;
 pub use warnings::warnings;

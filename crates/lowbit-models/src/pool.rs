@@ -2,9 +2,9 @@
 //! pages of 64 tokens, states of delta nets in slots.
 
 use crate::cache::LayerCache;
-use crate::layers::Step;
+use crate::layers::{PoolSpan, Step};
 use crate::{Logits, Model, ModelError};
-use lowbit_kernels::ops::{self, PAGE_TOKENS};
+use lowbit_kernels::ops::PAGE_TOKENS;
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,8 +16,10 @@ pub struct CachePool {
     layers: Vec<LayerCache>,
     pages: Places,
     slots: Places,
-    /// The states of a sequence that has not begun.
-    blank: PoolMark,
+    marks: Places,
+    /// Each layer's states of a sequence that has not begun.
+    blank: Vec<LayerCache>,
+    has_states: bool,
 }
 
 /// One sequence's part of a [`CachePool`]. Dropped, its pages and its slot are free again.
@@ -29,19 +31,31 @@ pub struct PoolCache {
     position: usize,
 }
 
-/// The states of all delta nets after some tokens, apart from the pool.
+/// New tokens of one text, and the caches in a pool that have seen the tokens before them.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct PoolSequence<'a> {
+    pub tokens: &'a [u32],
+    pub cache: &'a mut PoolCache,
+    /// Marks that get the states on the way, in the order of their places, which are after some or
+    /// all of `tokens` at multiples of 64 tokens of the text: see [`CachePool::mark_at`].
+    pub marks: &'a [PoolMark],
+}
+
+/// The states of all delta nets after some tokens, in a [`CachePool`]. When the last clone is
+/// dropped, its place is free again.
 #[derive(Clone, Debug)]
 pub struct PoolMark {
     position: usize,
-    /// `[1, ..]` each, two per delta net.
-    states: Vec<Tensor>,
+    /// None in models without states.
+    place: Option<Arc<Place>>,
 }
 
-/// The numbers of free pages or slots.
+/// The numbers of free pages, slots or marks.
 #[derive(Clone, Debug)]
 struct Places(Arc<Mutex<Vec<u32>>>);
 
-/// A page or a slot that is in use.
+/// A page, a slot or a mark that is in use.
 #[derive(Debug)]
 struct Place {
     number: u32,
@@ -64,6 +78,13 @@ impl Places {
 
     fn len(&self) -> usize {
         self.list().len()
+    }
+}
+
+impl Place {
+    /// Its row, if it is a mark's.
+    fn mark(&self) -> usize {
+        self.number as usize - 1
     }
 }
 
@@ -114,20 +135,22 @@ impl PoolMark {
 }
 
 impl CachePool {
-    /// Room for `pages` pages of 64 tokens and `slots` sequences of `model`.
+    /// Room for `pages` pages of 64 tokens, `slots` sequences of `model`, and `marks` marks of
+    /// their states.
     ///
     /// # Errors
     /// [`KernelError::Gpu`], [`KernelError::TooLarge`] without memory for them.
-    pub fn new(model: &Model, pages: usize, slots: usize) -> Result<Self, ModelError> {
+    pub fn new(model: &Model, pages: usize, slots: usize, marks: usize) -> Result<Self, ModelError> {
         let device = model.device();
-        let layers = model.decoder().layer_caches(device)?;
-        let states = layers.iter().flat_map(LayerCache::states).cloned().collect();
-        let layers = layers.iter().map(|layer| layer.in_pool(pages + 1, slots + 1, device));
+        let blank = model.decoder().layer_caches(device)?;
+        let layers = blank.iter().map(|layer| layer.in_pool([pages + 1, slots + 1, marks], device));
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
             pages: Places::new(pages),
             slots: Places::new(slots),
-            blank: PoolMark { position: 0, states },
+            marks: Places::new(marks),
+            has_states: blank.iter().any(|layer| layer.states().next().is_some()),
+            blank,
         })
     }
 
@@ -142,8 +165,7 @@ impl CachePool {
     /// [`KernelError::Gpu`].
     pub fn cache(&mut self) -> Result<Option<PoolCache>, KernelError> {
         let Some(slot) = self.slots.take() else { return Ok(None) };
-        let blank = self.blank.clone();
-        self.restore(slot.number, &blank)?;
+        self.restore(slot.number, None)?;
         Ok(Some(PoolCache { pages: vec![], slot: Some(slot), position: 0 }))
     }
 
@@ -160,27 +182,23 @@ impl CachePool {
         true
     }
 
-    /// The states as they are. Nothing, for a model without states.
+    /// A mark for the states after `position` tokens, which a pass then writes
+    /// ([`PoolSequence::marks`]).
     ///
     /// # Errors
-    /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] for a cache that is parked.
-    pub fn mark(&self, cache: &PoolCache) -> Result<PoolMark, ModelError> {
-        let slot = cache.slot()? as usize;
-        let copy = |states: &Tensor| {
-            let shape = [&[1], &states.shape()[1..]].concat();
-            let mut copy = Tensor::allocate(&shape, states.dtype(), states.device())?;
-            ops::copy_rows(states, slot, &mut copy, 0)?;
-            Ok(copy)
-        };
-        let states = self.layers.iter().flat_map(LayerCache::states).map(copy);
-        Ok(PoolMark { position: cache.position, states: states.collect::<Result<_, KernelError>>()? })
+    /// [`ModelError::PoolIsFull`] when all marks are taken.
+    pub fn mark_at(&self, position: usize) -> Result<PoolMark, ModelError> {
+        let take = || self.marks.take().map(Arc::new).ok_or(ModelError::PoolIsFull);
+        Ok(PoolMark { position, place: self.has_states.then(take).transpose()? })
     }
 
-    /// Sets the states in `slot` to those of `mark`.
-    fn restore(&mut self, slot: u32, mark: &PoolMark) -> Result<(), KernelError> {
-        let states = self.layers.iter_mut().flat_map(LayerCache::states_mut);
-        for (states, from) in states.zip(&mark.states) {
-            ops::copy_rows(from, 0, states, slot as usize)?;
+    /// Sets the states in `slot` to those of `mark`, or to those of a sequence that has not begun.
+    fn restore(&mut self, slot: u32, mark: Option<&PoolMark>) -> Result<(), KernelError> {
+        let mark = mark.and_then(|mark| mark.place.as_ref()).map(|place| place.mark());
+        for layers in self.layers.iter_mut().zip(&self.blank) {
+            if let (LayerCache::DeltaNet(states), LayerCache::DeltaNet(blank)) = layers {
+                states.restore(slot as usize, mark, blank)?;
+            }
         }
         Ok(())
     }
@@ -207,7 +225,7 @@ impl CachePool {
         }
         cache.position = tokens;
         let slot = cache.slot()?;
-        Ok(mark.map_or(Ok(()), |mark| self.restore(slot, mark))?)
+        Ok(mark.map_or(Ok(()), |mark| self.restore(slot, Some(mark)))?)
     }
 
     /// A sequence that goes on from the first `tokens` tokens of `cache`, a multiple of 64, whose
@@ -224,7 +242,7 @@ impl CachePool {
     ) -> Result<Option<PoolCache>, KernelError> {
         let Some(slot) = self.slots.take() else { return Ok(None) };
         let pages = cache.pages[..tokens / PAGE_TOKENS].to_vec();
-        mark.map_or(Ok(()), |mark| self.restore(slot.number, mark))?;
+        mark.map_or(Ok(()), |mark| self.restore(slot.number, Some(mark)))?;
         let mut fork = PoolCache { pages, slot: Some(slot), position: tokens };
         Ok(self.make_room(&mut fork, capacity).then_some(fork))
     }
@@ -246,20 +264,70 @@ impl Model {
         tokens: &[u32],
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
-        self.check_batch([(tokens, cache.position())].into_iter())?;
+        self.forward_batch_in(pool, &mut [PoolSequence { tokens, cache, marks: &[] }], logits)
+    }
+
+    /// As [`Self::forward_batch`] for sequences in `pool`, whose caches have room for their tokens:
+    /// one pass, in which attention alone goes sequence by sequence. Recurrences stop for marks, and
+    /// nothing else does.
+    ///
+    /// # Errors
+    /// As [`Self::forward_batch`]; [`ModelError::PoolIsFull`] without that room;
+    /// [`KernelError::Value`] for marks of other places or out of order, and for [`Logits::All`]
+    /// with marks before the end. No cache is changed then.
+    pub fn forward_batch_in(
+        &self,
+        pool: &mut CachePool,
+        batch: &mut [PoolSequence<'_>],
+        logits: Logits,
+    ) -> Result<Option<Tensor>, ModelError> {
+        self.check_batch(batch.iter().map(|sequence| (sequence.tokens, sequence.cache.position())))?;
         if logits != Logits::None {
             self.check_head()?;
         }
-        let (start, device) = (cache.position(), self.device());
-        let end = start + tokens.len();
-        let pages: Vec<u32> = cache.pages().take(end.div_ceil(PAGE_TOKENS)).collect();
-        if pages.len() * PAGE_TOKENS < end {
-            return Err(ModelError::PoolIsFull);
+        let turns = turns(batch)?;
+        if turns.len() > 1 && logits == Logits::All {
+            // The rows of a sequence are not together then.
+            let (got, want) = ("before the end".into(), "none of them is for all logits".into());
+            return Err(KernelError::Value { op: "forward", operand: "marks", got, want }.into());
         }
-        let step = Step::in_pool((start, tokens.len()), &pages, cache.slot()?, device)?;
-        let ids = Tensor::new(tokens, &[tokens.len()], device)?;
+        let step = Step::in_pool(&turns, self.device())?;
+        let ids = turns.iter().flatten().flat_map(|span| {
+            let PoolSequence { tokens, cache, .. } = &batch[span.sequence];
+            &tokens[span.positions.start - cache.position()..span.positions.end - cache.position()]
+        });
+        let ids: Vec<u32> = ids.copied().collect();
+        let ids = Tensor::new(&ids, &[ids.len()], self.device())?;
         let hidden = self.decoder().run_in_pool(&ids, &step, pool.layers())?;
-        cache.advance(tokens.len());
+        batch.iter_mut().for_each(|sequence| sequence.cache.advance(sequence.tokens.len()));
         self.logits_of(&hidden, &step, logits)
     }
+}
+
+/// The pieces of each sequence, cut at its marks: the first ones of all, then the second ones.
+fn turns(batch: &[PoolSequence<'_>]) -> Result<Vec<Vec<PoolSpan>>, ModelError> {
+    let mut turns: Vec<Vec<PoolSpan>> = vec![];
+    for (sequence, PoolSequence { tokens, cache, marks }) in batch.iter().enumerate() {
+        let (slot, end) = (cache.slot()?, cache.position() + tokens.len());
+        if cache.capacity() < end {
+            return Err(ModelError::PoolIsFull);
+        }
+        let mut start = cache.position();
+        let places = marks.iter().map(|mark| (mark.position, mark.place.as_ref().map(|it| it.mark())));
+        let last = marks.last().is_none_or(|mark| mark.position != end).then_some((end, None));
+        for (turn, (next, mark)) in places.chain(last).enumerate() {
+            if next <= start || next > end {
+                let (got, want) =
+                    (next.to_string(), format!("a place after {start}, up to {end}, is wanted"));
+                return Err(KernelError::Value { op: "forward", operand: "marks", got, want }.into());
+            }
+            let pages = cache.pages().take(next.div_ceil(PAGE_TOKENS)).collect();
+            if turns.len() == turn {
+                turns.push(vec![]);
+            }
+            turns[turn].push(PoolSpan { sequence, positions: start..next, pages, slot, mark });
+            start = next;
+        }
+    }
+    Ok(turns)
 }

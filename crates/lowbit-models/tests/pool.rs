@@ -7,7 +7,8 @@ use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{
-    BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, PoolCache, Session, Target,
+    BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, PoolCache, PoolSequence, Session,
+    Target,
 };
 use std::ops::ControlFlow::Continue;
 use support::{load, root};
@@ -121,7 +122,7 @@ fn step(model: &Model, pool: &mut CachePool, steps: &mut BatchSteps, texts: &mut
 #[test]
 fn sequences_that_come_and_go_are_written_as_alone() {
     for model in models() {
-        let mut pool = CachePool::new(&model, 24, 6).unwrap();
+        let mut pool = CachePool::new(&model, 24, 6, 0).unwrap();
         let mut steps = BatchSteps::new(&model, 6, CONTEXT, 16).unwrap();
         let lengths = [1, 63, 64, 65, 130, 5, 200, 17];
         let (mut coming, mut texts, mut done) = (lengths.iter().enumerate(), vec![], 0);
@@ -157,16 +158,121 @@ fn sequences_that_come_and_go_are_written_as_alone() {
     }
 }
 
+/// The logits of a text's last token, computed without a pool.
+fn logits_alone(model: &Model, text: &[u32]) -> Vec<f32> {
+    let logits = model.forward(text, &mut model.cache(), Logits::Last).unwrap().unwrap();
+    logits.to_device(model.host()).unwrap().as_slice::<f32>().unwrap().to_vec()
+}
+
+/// Checks the logits of a text's last token.
+fn check_logits(model: &Model, text: &[u32], got: &[f32]) {
+    let want = logits_alone(model, text);
+    let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 2e-3, "{} after {}: {worst}", model.architecture(), text.len());
+}
+
+#[test]
+fn marks_on_the_way_are_the_states_there() {
+    for model in models() {
+        let mut pool = CachePool::new(&model, 24, 6, 3).unwrap();
+        let texts = [prompt(&model, 1, 200), prompt(&model, 2, 70), prompt(&model, 3, 64)];
+        let places = [&[64, 192][..], &[], &[64]];
+        let marks =
+            places.map(|places| places.iter().map(|&at| pool.mark_at(at).unwrap()).collect::<Vec<_>>());
+        let has_states = model.cache_size().unwrap().fixed > 0;
+        assert_eq!(pool.mark_at(64).is_err(), has_states, "there are three");
+        let mut caches = texts.each_ref().map(|text| {
+            let mut cache = pool.cache().unwrap().unwrap();
+            assert!(pool.make_room(&mut cache, text.len()));
+            cache
+        });
+        let mut batch: Vec<_> = texts
+            .iter()
+            .zip(&mut caches)
+            .zip(&marks)
+            .map(|((tokens, cache), marks)| PoolSequence { tokens, cache, marks })
+            .collect();
+        assert!(model.forward_batch_in(&mut pool, &mut batch, Logits::All).is_err());
+        let logits = model.forward_batch_in(&mut pool, &mut batch, Logits::Last).unwrap().unwrap();
+        let logits = logits.to_device(model.host()).unwrap();
+        for (text, got) in texts.iter().zip(logits.as_slice::<f32>().unwrap().chunks(logits.dim(1))) {
+            check_logits(&model, text, got);
+        }
+        // The text after a mark is read as it was.
+        for mark in &marks[0] {
+            let at = mark.position();
+            let mut fork = pool.fork(&caches[0], (at, Some(mark)), 200).unwrap().unwrap();
+            let logits = model.forward_in(&mut pool, &mut fork, &texts[0][at..], Logits::Last).unwrap();
+            let logits = logits.unwrap().to_device(model.host()).unwrap();
+            check_logits(&model, &texts[0], logits.as_slice::<f32>().unwrap());
+        }
+        // A mark that the tokens do not reach.
+        let mut late = pool.cache().unwrap().unwrap();
+        assert!(pool.make_room(&mut late, 64));
+        let batch = &mut [PoolSequence { tokens: &[1; 40], cache: &mut late, marks: &marks[2] }];
+        let error = model.forward_batch_in(&mut pool, batch, Logits::Last).unwrap_err().to_string();
+        assert!(error.contains("marks is 64") && error.contains("a place after 0, up to 40"), "{error}");
+        drop((marks, late));
+        assert!(pool.mark_at(64).is_ok(), "their places are free again");
+    }
+}
+
+#[test]
+fn prompts_read_in_one_pass_are_read_as_alone() {
+    for model in models() {
+        let mut pool = CachePool::new(&model, 24, 6, 0).unwrap();
+        let texts: Vec<Vec<u32>> =
+            [1, 63, 64, 65, 130, 200].iter().zip(0..).map(|(&n, seed)| prompt(&model, seed, n)).collect();
+        let mut caches: Vec<PoolCache> = vec![];
+        for text in &texts {
+            let mut cache = pool.cache().unwrap().expect("a free slot");
+            assert!(pool.make_room(&mut cache, text.len()));
+            caches.push(cache);
+        }
+        // Parts of several lengths, and those that follow; each ends at a multiple of 64 or with
+        // its text.
+        while caches.iter().zip(&texts).any(|(cache, text)| cache.position() < text.len()) {
+            let unread = |(cache, text): &(&mut PoolCache, &Vec<u32>)| cache.position() < text.len();
+            let reads: Vec<_> = caches.iter_mut().zip(&texts).filter(unread).collect();
+            let mut batch = vec![];
+            let mut ends = vec![];
+            for (index, (cache, text)) in reads.into_iter().enumerate() {
+                let start = cache.position();
+                let end = (start + 64 * (1 + index % 2)).min(text.len());
+                ends.push(&text[..end]);
+                batch.push(PoolSequence { tokens: &text[start..end], cache, marks: &[] });
+            }
+            let logits = model.forward_batch_in(&mut pool, &mut batch, Logits::Last).unwrap().unwrap();
+            assert_eq!(logits.shape(), [ends.len(), model.config().vocab_size]);
+            let logits = logits.to_device(model.host()).unwrap();
+            for (read, got) in ends.iter().zip(logits.as_slice::<f32>().unwrap().chunks(logits.dim(1))) {
+                check_logits(&model, read, got);
+            }
+        }
+        // A pass that one of its sequences has no room for changes none.
+        let (first, others) = caches.split_first_mut().unwrap();
+        let mut batch = [(first, 1), (&mut others[0], 2)].map(|(cache, count)| PoolSequence {
+            tokens: &texts[5][..count],
+            cache,
+            marks: &[],
+        });
+        assert!(model.forward_batch_in(&mut pool, &mut batch, Logits::None).is_err());
+        assert_eq!((caches[0].position(), caches[1].position()), (1, 63));
+    }
+}
+
 #[test]
 fn forks_share_pages_until_one_goes_back() {
     for model in models() {
-        let mut pool = CachePool::new(&model, 16, 4).unwrap();
+        let mut pool = CachePool::new(&model, 16, 4, 1).unwrap();
         let mut steps = BatchSteps::new(&model, 4, CONTEXT, 16).unwrap();
         let (common, ends) = (prompt(&model, 1, 128), [prompt(&model, 2, 70), prompt(&model, 3, 30)]);
         let mut first = pool.cache().unwrap().unwrap();
         assert!(pool.make_room(&mut first, 128 + 82));
-        model.forward_in(&mut pool, &mut first, &common, Logits::None).unwrap();
-        let mark = pool.mark(&first).unwrap();
+        let mark = pool.mark_at(128).unwrap();
+        let marks = std::slice::from_ref(&mark);
+        let batch = &mut [PoolSequence { tokens: &common, cache: &mut first, marks }];
+        model.forward_batch_in(&mut pool, batch, Logits::None).unwrap();
         model.forward_in(&mut pool, &mut first, &ends[0], Logits::None).unwrap();
         let fork = pool.fork(&first, (128, Some(&mark)), 128 + 50).unwrap().unwrap();
         // Four pages, and one of the fork's own.
@@ -196,7 +302,7 @@ fn forks_share_pages_until_one_goes_back() {
 #[test]
 fn a_full_pool_refuses_and_stays_as_it_is() {
     let model = &models()[1];
-    let mut pool = CachePool::new(model, 3, 2).unwrap();
+    let mut pool = CachePool::new(model, 3, 2, 1).unwrap();
     let mut cache = pool.cache().unwrap().unwrap();
     assert!(pool.make_room(&mut cache, 100));
     assert!(!pool.make_room(&mut cache, 300) && cache.capacity() == 128 && pool.free_pages() == 1);

@@ -94,7 +94,7 @@ struct Limits {
     #[arg(long, value_name = "N", value_parser = at_least_one(), default_value = "256")]
     max_waiting: usize,
     /// Memory for caches, in GB: those of running requests, and those kept for later ones
-    /// [default: a quarter of the free memory and at most 16 on a CPU; 90 % of what the weights leave on a GPU].
+    /// [default: a quarter of the free memory and at most 16 on a CPU; 85 % of what the weights leave on a GPU].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     cache_memory: Option<f64>,
 }
@@ -249,7 +249,9 @@ impl Limits {
             (None, Device::Cpu(_)) => memory::available_bytes().map(|free| (free / 4).min(MOST_ON_CPU)),
             (None, Device::Gpu(gpu)) => gpu.total_memory().map(|total| {
                 let weights: u64 = loaded.checkpoint.tensors().iter().map(|of| of.bytes.len() as u64).sum();
-                (total as u64).saturating_sub(weights) / 10 * 9
+                // The rest is for passes over prompts, and for the activations that each captured
+                // step keeps.
+                (total as u64).saturating_sub(weights) / 20 * 17
             }),
         };
         match bytes.and_then(|bytes| usize::try_from(bytes).ok()) {

@@ -1,4 +1,4 @@
-//! The time that a part of a prompt takes.
+//! The time that a pass over prompts takes.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use std::time::Duration;
 const KEPT: f64 = 0.9;
 
 /// `fixed + tokens * each`, by least squares over the measurements so far, of which the last ones
-/// count most. A pass costs something however short it is: by a rate alone, short parts would look
-/// slow, and the parts that follow would be shorter still.
+/// count most. A pass costs something however short it is: by a rate alone, short passes would look
+/// slow, and those that follow would be shorter still.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     /// The sums of weights, tokens, seconds, their products, and the tokens' squares.
@@ -41,7 +41,18 @@ impl Cost {
         ((time.as_secs_f64() - fixed) / each).max(0.0) as usize
     }
 
-    /// The seconds of a part without tokens, and of each token. Where parts of one length alone
+    /// The time of a pass of so many tokens; none before the first measurement.
+    pub fn time(&self, tokens: usize) -> Duration {
+        let (fixed, each) = self.line().unwrap_or_default();
+        Duration::try_from_secs_f64(fixed + each * tokens as f64).unwrap_or_default()
+    }
+
+    /// The time of a pass however short it is; none where it is not known.
+    pub fn fixed(&self) -> Duration {
+        self.time(0)
+    }
+
+    /// The seconds of a pass without tokens, and of each token. Where passes of one length alone
     /// were measured, or longer ones took less, all is by the token.
     fn line(&self) -> Option<(f64, f64)> {
         if self.count == 0.0 {
@@ -76,6 +87,8 @@ mod tests {
         cost.add(192, time(192));
         assert!((215..218).contains(&cost.fitting(Duration::from_millis(13))), "{cost:?}");
         assert_eq!(cost.fitting(Duration::from_millis(4)), 0);
+        let near = |a: Duration, b: Duration| a.abs_diff(b) < Duration::from_micros(100);
+        assert!(near(cost.fixed(), time(0)) && near(cost.time(300), time(300)), "{cost:?}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 mod admit;
 mod cost;
+#[cfg(test)]
+mod fake;
 mod run;
 #[cfg(test)]
 mod simulation;
@@ -26,8 +28,10 @@ pub(crate) struct Scheduler<R: Runner> {
     waiting: Vec<Sequence<R>>,
     running: Vec<Sequence<R>>,
     store: Store<R>,
-    /// The time that parts of prompts take, as measured.
+    /// The time that passes over prompts take, as measured.
     cost: Cost,
+    /// The time that steps left for such passes, and none has taken yet.
+    saved: Duration,
     counts: Stats,
 }
 
@@ -78,6 +82,7 @@ impl<R: Runner> Scheduler<R> {
             waiting: vec![],
             running: vec![],
             cost: Cost::default(),
+            saved: Duration::ZERO,
             runner,
             sizes,
             options,

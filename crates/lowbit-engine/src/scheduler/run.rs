@@ -1,10 +1,16 @@
 //! The passes of a step: one token of each sequence that writes, then parts of prompts.
 
 use super::Scheduler;
-use crate::runner::{BLOCK, Row, Runner, Sampled};
+use crate::runner::{BLOCK, Outcome, Part, Row, Runner};
 use crate::sequence::{Live, Sequence};
 use crate::{EngineError, Event, Finish};
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::time::Duration;
+
+/// While others write, passes over prompts are so many times as long as the shortest one, if the
+/// target allows.
+const SAVED: u32 = 4;
 
 impl<R: Runner> Scheduler<R> {
     /// Runs a token of each sequence whose prompt is done. Returns their number.
@@ -50,7 +56,7 @@ impl<R: Runner> Scheduler<R> {
         self.running.iter_mut().find(|sequence| sequence.id == id)?.live.as_mut()
     }
 
-    fn sampled(&mut self, id: u64, result: Result<Sampled, EngineError>) {
+    fn sampled(&mut self, id: u64, result: Outcome) {
         let (now, context) = ((self.now)(), self.context);
         let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
         let ended = match result {
@@ -66,61 +72,135 @@ impl<R: Runner> Scheduler<R> {
         }
     }
 
-    /// Reads parts of prompts. While others write, for as long as the target leaves after `start`,
-    /// but one block at least, so that prompts get on; otherwise one part, after which new requests
-    /// have their turn.
+    /// Reads parts of prompts. While others write, for as long as the target leaves on average
+    /// after the step that began at `start`; otherwise one pass, after which new requests have
+    /// their turn.
     pub(super) fn prefill(&mut self, start: Duration, others_write: bool) -> Result<(), EngineError> {
-        for part in 0.. {
-            let now = (self.now)();
-            let prompts = self.running.iter().enumerate().filter(|(_, sequence)| sequence.is_prefilling());
-            let next = prompts.max_by_key(|(_, sequence)| sequence.rank(now, self.options.ageing));
-            let Some((index, _)) = next else { break };
-            let left = self.options.target_inter_token.saturating_sub(now.saturating_sub(start));
-            let fitting = if others_write { self.cost.fitting(left) } else { usize::MAX };
-            if part > 0 && (!others_write || fitting < BLOCK) {
-                break;
-            }
-            self.prefill_part(index, fitting.max(BLOCK))?;
-            self.sweep();
+        let (now, target) = ((self.now)(), self.options.target_inter_token);
+        let used = now.saturating_sub(start);
+        if !others_write {
+            return self.prefill_pass(self.options.prefill_chunk);
         }
-        Ok(())
+        // One block at least, so that prompts get on.
+        let earned = target.saturating_sub(used).max(self.cost.time(BLOCK));
+        // A short pass costs hardly less than a longer one: it waits for more steps to save for it,
+        // but no gap between tokens is twice the target.
+        let worth = self.cost.fixed().saturating_mul(SAVED);
+        let longest = worth.min((2 * target).saturating_sub(used)).max(earned);
+        self.saved = (self.saved + earned).min(longest + earned);
+        let mut spent = Duration::ZERO;
+        loop {
+            let unread = self.unread();
+            let fitting = self.cost.fitting(self.saved.min(longest.saturating_sub(spent)));
+            let pays = fitting >= BLOCK && fitting >= self.cost.fitting(worth).min(unread);
+            let is_due = spent.is_zero() && self.saved >= longest;
+            if unread == 0 || !(pays || is_due) {
+                return Ok(());
+            }
+            let before = (self.now)();
+            self.prefill_pass(fitting.clamp(BLOCK, self.options.prefill_chunk))?;
+            let took = (self.now)().saturating_sub(before);
+            self.saved = self.saved.saturating_sub(took);
+            // A clock that stands still ends it, too.
+            spent += took.max(Duration::from_nanos(1));
+        }
     }
 
-    /// Reads at most `most` tokens of a prompt.
-    fn prefill_part(&mut self, index: usize, most: usize) -> Result<(), EngineError> {
-        let (before, chunk) = ((self.now)(), self.options.prefill_chunk);
-        let sequence = &mut self.running[index];
-        let Sequence { id, live: Some(live), sampler: Some(sampler), text, request, .. } = sequence else {
-            return Ok(());
+    /// Tokens of running requests' prompts that are not read yet.
+    fn unread(&self) -> usize {
+        let unread = |sequence: &Sequence<R>| {
+            let live = sequence.live.as_ref()?;
+            Some(sequence.request.prompt.len().saturating_sub(live.position))
         };
-        let (id, position, total) = (*id, live.position, request.prompt.len());
-        let end = cut(position, total, most.min(chunk), chunk).min(live.places.first().map_or(total, |&p| p));
-        let is_last = end == total;
-        let samples = is_last && text.len() == total && request.options.max_tokens > 0;
-        let draw = samples.then_some((sampler, request.logprobs));
-        let sampled = match self.runner.prefill(&mut live.held.cache, &text[position..end], draw) {
-            Ok(sampled) => sampled,
+        self.running.iter().filter_map(unread).sum()
+    }
+
+    /// The prompts of the next pass, `most` tokens in all, and how far each is read: in the order
+    /// of their rank as much of each as there is room for.
+    fn cuts(&self, now: Duration, most: usize) -> HashMap<u64, usize> {
+        let (mut cuts, mut room) = (HashMap::new(), most);
+        let mut prompts: Vec<_> = self.running.iter().filter(|sequence| sequence.is_prefilling()).collect();
+        prompts.sort_unstable_by_key(|sequence| Reverse(sequence.rank(now, self.options.ageing)));
+        for sequence in prompts {
+            let Some(live) = sequence.live.as_ref().filter(|_| cuts.len() < self.runner.most_parts()) else {
+                continue;
+            };
+            let (position, total) = (live.position, sequence.request.prompt.len());
+            let end = cut(position, total, room, self.options.prefill_chunk);
+            let end = match live.places.first() {
+                Some(&place) if !self.runner.marks_on_the_way() => end.min(place),
+                _ => end,
+            };
+            // The next one's may be shorter.
+            if end > position {
+                room -= end - position;
+                cuts.insert(sequence.id, end);
+            }
+        }
+        cuts
+    }
+
+    /// Reads parts of prompts in one pass, `most` tokens in all.
+    fn prefill_pass(&mut self, most: usize) -> Result<(), EngineError> {
+        let before = (self.now)();
+        let cuts = self.cuts(before, most);
+        if cuts.is_empty() {
+            return Ok(());
+        }
+        let places = self.places(&cuts);
+        let (mut parts, mut read, mut tokens) = (vec![], vec![], 0);
+        for sequence in &mut self.running {
+            let Some(&end) = cuts.get(&sequence.id) else { continue };
+            let Sequence { id, live: Some(live), sampler: Some(sampler), text, request, .. } = sequence
+            else {
+                continue;
+            };
+            let (total, wants) = (request.prompt.len(), request.options.max_tokens > 0);
+            let draws = (end == total && text.len() == total && wants).then_some((sampler, request.logprobs));
+            tokens += end - live.position;
+            read.push((*id, end, draws.is_some()));
+            let text = &text[live.position..end];
+            let places = places.get(id).map_or(&[][..], Vec::as_slice);
+            let cache = &mut live.held.cache;
+            parts.push(Part { cache, tokens: text, places, marks: vec![], draws });
+        }
+        let drawn = match self.runner.prefill(&mut parts) {
+            Ok(drawn) => drawn,
             Err(error) if error.is_lost() => return Err(error),
             Err(error) => {
-                self.end(id, Err(error));
+                drop(parts);
+                read.iter().for_each(|&(id, ..)| self.end(id, Err(error.clone())));
                 return Ok(());
             }
         };
+        let marks: Vec<_> = parts.into_iter().map(|part| part.marks).collect();
         let now = (self.now)();
-        self.cost.add(end - position, now.saturating_sub(before));
-        self.reached(index, end, now);
-        match sampled {
-            Some(result) => self.sampled(id, result),
-            None if is_last && self.running[index].sampled() == 0 => self.end(id, Ok(Finish::Length)),
-            None => {}
+        self.cost.add(tokens, now.saturating_sub(before));
+        let mut drawn = drawn.into_iter();
+        for ((id, end, draws), marks) in read.into_iter().zip(marks) {
+            self.reached(id, end, now);
+            self.marked(id, end, marks);
+            match draws.then(|| drawn.next()).flatten() {
+                Some(result) => self.sampled(id, result),
+                None => self.end_without_reply(id),
+            }
         }
+        self.sweep();
         Ok(())
     }
 
+    /// Ends a request whose prompt is read, if it wants no more than that.
+    fn end_without_reply(&mut self, id: u64) {
+        let sequence = self.running.iter().find(|sequence| sequence.id == id);
+        if sequence.is_some_and(|it| it.is_decoding() && it.sampled() == 0) {
+            self.end(id, Ok(Finish::Length));
+        }
+    }
+
     /// A prompt was read up to `end`.
-    fn reached(&mut self, index: usize, end: usize, now: Duration) {
+    fn reached(&mut self, id: u64, end: usize, now: Duration) {
         let is_kept = self.options.prefix_cache;
-        let sequence = &mut self.running[index];
+        let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
         sequence.since = now;
         if end > sequence.told {
             sequence.told = end;
@@ -131,28 +211,43 @@ impl<R: Runner> Scheduler<R> {
         if is_kept {
             self.store.tree.extend(live.held.id, &request.prompt[..end]);
         }
-        let is_place = live.places.first() == Some(&end);
-        if !is_place {
-            return;
-        }
-        live.places.remove(0);
-        if !self.make_free(self.sizes.fixed, None) || !self.make_mark_free() {
-            return;
-        }
-        // Without memory for it, later requests read more of their prompts.
-        if let Some(live) = &mut self.running[index].live
-            && let Ok(mark) = self.runner.mark(&live.held.cache)
-        {
-            live.held.marks.push((end, mark));
-            self.store.tree.mark(live.held.id, end);
-        }
     }
 
-    /// Evicts kept caches until there may be one mark more; false if running requests have all.
-    fn make_mark_free(&mut self) -> bool {
+    /// Keeps the states of a prompt that was read up to `end`, at the places before.
+    fn marked(&mut self, id: u64, end: usize, marks: Vec<(usize, R::Mark)>) {
+        let sequence = self.running.iter_mut().find(|sequence| sequence.id == id);
+        let Some(live) = sequence.and_then(|sequence| sequence.live.as_mut()) else { return };
+        live.places.retain(|&place| place > end);
+        marks.iter().for_each(|(place, _)| self.store.tree.mark(live.held.id, *place));
+        live.held.marks.extend(marks);
+    }
+
+    /// The places of each of these prompts at which a pass keeps the states, as far as there is
+    /// memory for them.
+    fn places(&mut self, cuts: &HashMap<u64, usize>) -> HashMap<u64, Vec<usize>> {
+        let reached = |sequence: &Sequence<R>| {
+            let (live, end) = (sequence.live.as_ref()?, *cuts.get(&sequence.id)?);
+            Some((sequence.id, live.places.iter().copied().filter(|&place| place <= end).collect()))
+        };
+        let mut all: HashMap<u64, Vec<usize>> = self.running.iter().filter_map(reached).collect();
+        let mut count = 0;
+        for places in all.values_mut() {
+            // Without memory for them, later requests read more of their prompts.
+            places.retain(|_| {
+                let fits = self.make_free((count + 1) * self.sizes.fixed, None) && self.make_mark_free(count);
+                count += usize::from(fits);
+                fits
+            });
+        }
+        all
+    }
+
+    /// Evicts kept caches until there may be one mark more than `planned` ones; false if running
+    /// requests have all.
+    fn make_mark_free(&mut self, planned: usize) -> bool {
         let running = self.running.iter().filter_map(|sequence| sequence.live.as_ref());
         let running: usize = running.map(|live| live.held.marks.len()).sum();
-        while running + self.store.marks() >= self.sizes.marks {
+        while running + planned + self.store.marks() >= self.sizes.marks {
             if !self.store.evict(None, (self.now)()) {
                 return false;
             }
@@ -162,14 +257,13 @@ impl<R: Runner> Scheduler<R> {
     }
 }
 
-/// The end of the part of a prompt from `position` on: `most` tokens on, at a multiple of a block
-/// of the text, and not beyond the next multiple of `chunk`. The same text is cut at the same
-/// places wherever its first part was found in the cache.
+/// The end of the part of a prompt from `position` on, a multiple of a block: at most `most` tokens
+/// on, at a multiple of a block of the text, and not beyond the next multiple of `chunk`. The same
+/// text is cut at the same places wherever its first part was found in the cache. Less than a block
+/// reads the end of a prompt alone, or nothing.
 fn cut(position: usize, total: usize, most: usize, chunk: usize) -> usize {
     let end = position.saturating_add(most).min((position / chunk + 1) * chunk);
-    let end = if end < total { end - end % BLOCK } else { total };
-    // Blocks are whole but for the last.
-    end.max((position + 1).min(total))
+    if end < total { end - end % BLOCK } else { total }
 }
 
 #[cfg(test)]
@@ -184,5 +278,8 @@ mod tests {
         assert_eq!(cut(0, 1000, 100, 512), 64);
         assert_eq!(cut(960, 1000, 64, 512), 1000);
         assert_eq!(cut(0, 30, 64, 512), 30);
+        // The rest of a pass.
+        assert_eq!((cut(960, 1000, 63, 512), cut(128, 1000, 63, 512)), (1000, 128));
+        assert_eq!(cut(960, 1000, 39, 512), 960);
     }
 }

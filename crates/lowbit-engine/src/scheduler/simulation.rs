@@ -1,195 +1,18 @@
 //! The scheduler with a model that writes integers, whose memory is counted and whose clock is
 //! simulated.
 
+use super::fake::{BROKEN, CONTEXT, Fake, POISON, reply};
 use super::{Scheduler, check_size};
-use crate::runner::{BLOCK, Row, Runner, Sampled, Sizes};
+use crate::runner::BLOCK;
 use crate::{EngineError, EngineOptions, Event, Finish, Request, Sink};
-use lowbit_kernels::{Device, KernelError};
-use lowbit_models::{GenerationOptions, ModelError};
+use lowbit_kernels::Device;
+use lowbit_models::GenerationOptions;
 use proptest::prelude::*;
-use std::cell::Cell;
 use std::ops::ControlFlow::{Break, Continue};
-use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const CONTEXT: usize = 4096;
 const STOP: u32 = 7;
-/// A prompt that ends with it fails when the first token is drawn.
-const POISON: u32 = 666;
-
-/// Bytes in use, freed when dropped.
-struct Bytes(usize, Rc<Cell<usize>>);
-
-impl Bytes {
-    fn new(bytes: usize, all: &Rc<Cell<usize>>) -> Self {
-        all.set(all.get() + bytes);
-        Self(bytes, all.clone())
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        self.1.set(self.1.get() - self.0);
-    }
-}
-
-#[derive(Clone)]
-struct Fake {
-    sizes: Sizes,
-    clock: Rc<Cell<Duration>>,
-    bytes: Rc<Cell<usize>>,
-    /// The device's bytes; allocations beyond them fail.
-    memory: Rc<Cell<usize>>,
-}
-
-struct FakeCache {
-    /// Tokens, and whether a prefill computed them.
-    tokens: Vec<(u32, bool)>,
-    capacity: usize,
-    _bytes: Bytes,
-}
-
-struct FakeMark {
-    tokens: Vec<(u32, bool)>,
-    _bytes: Bytes,
-}
-
-/// The token that the model writes after `text`: a function of the whole text.
-fn next(text: impl Iterator<Item = u32>) -> u32 {
-    text.fold(1u32, |hash, id| hash.wrapping_mul(31).wrapping_add(id).rotate_left(5)) % 41
-}
-
-/// The reply to `request` when it runs alone.
-fn reply(request: &Request, context: usize) -> (Vec<u32>, Finish) {
-    let (mut text, mut reply) = (request.prompt.clone(), vec![]);
-    while reply.len() < request.options.max_tokens {
-        let (id, before) = (next(text.iter().copied()), text.len());
-        if request.options.stop_ids.contains(&id) {
-            return (reply, Finish::Stop);
-        }
-        reply.push(id);
-        text.push(id);
-        if before >= context {
-            break;
-        }
-    }
-    (reply, Finish::Length)
-}
-
-impl Fake {
-    fn new(states: usize) -> Self {
-        let sizes = Sizes { per_token: 1, states, fixed: states, marks: usize::MAX, granule: BLOCK };
-        Self { sizes, clock: Rc::default(), bytes: Rc::default(), memory: Rc::new(Cell::new(usize::MAX)) }
-    }
-
-    fn takes(&self, micros: usize) {
-        self.clock.set(self.clock.get() + Duration::from_micros(micros as u64));
-    }
-
-    fn scheduler(&self, options: EngineOptions) -> Scheduler<Self> {
-        let clock = self.clock.clone();
-        Scheduler::new(self.clone(), CONTEXT, options, Box::new(move || clock.get()))
-    }
-}
-
-impl Runner for Fake {
-    type Cache = FakeCache;
-    type Mark = FakeMark;
-    type Sampler = ();
-
-    fn sizes(&self) -> Sizes {
-        self.sizes
-    }
-
-    fn cache(&self, capacity: usize) -> Result<FakeCache, EngineError> {
-        if self.bytes.get() + self.sizes.bytes(capacity) > self.memory.get() {
-            let (device, problem) = ("fake".into(), "out of memory".into());
-            let error = ModelError::Kernel(KernelError::Gpu { device, problem });
-            return Err(EngineError::Model(Arc::new(error)));
-        }
-        let _bytes = Bytes::new(self.sizes.bytes(capacity), &self.bytes);
-        Ok(FakeCache { tokens: vec![], capacity, _bytes })
-    }
-
-    fn fork(
-        &self,
-        cache: &FakeCache,
-        tokens: usize,
-        mark: Option<&FakeMark>,
-        capacity: usize,
-    ) -> Result<FakeCache, EngineError> {
-        assert!(capacity >= cache.capacity);
-        let mut fork = FakeCache { tokens: cache.tokens.clone(), ..self.cache(capacity)? };
-        self.go_back(&mut fork, tokens, mark)?;
-        Ok(fork)
-    }
-
-    fn go_back(
-        &self,
-        cache: &mut FakeCache,
-        tokens: usize,
-        mark: Option<&FakeMark>,
-    ) -> Result<(), EngineError> {
-        assert_eq!(mark.is_some(), self.sizes.states > 0, "states need a mark");
-        assert!(mark.is_none_or(|mark| mark.tokens == cache.tokens[..tokens]), "the mark is of this place");
-        cache.tokens.truncate(tokens);
-        assert!(cache.tokens.iter().all(|&(_, prefilled)| prefilled), "steps' keys are not for others");
-        Ok(())
-    }
-
-    fn mark(&self, cache: &FakeCache) -> Result<FakeMark, EngineError> {
-        Ok(FakeMark { tokens: cache.tokens.clone(), _bytes: Bytes::new(self.sizes.states, &self.bytes) })
-    }
-
-    fn make_room(&self, cache: &mut FakeCache, capacity: usize) -> Result<(), EngineError> {
-        // In place.
-        self.bytes.set(self.bytes.get() - self.sizes.bytes(cache.capacity));
-        let grown = self.cache(capacity);
-        self.bytes.set(self.bytes.get() + self.sizes.bytes(cache.capacity));
-        let tokens = cache.tokens.clone();
-        *cache = FakeCache { tokens, ..grown? };
-        Ok(())
-    }
-
-    fn release(&self, (): &mut ()) {}
-
-    fn sampler(&self, _: &Request) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn prefill(
-        &self,
-        cache: &mut FakeCache,
-        tokens: &[u32],
-        sampler: Option<(&mut (), Option<usize>)>,
-    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
-        assert!(cache.tokens.len().is_multiple_of(BLOCK), "prompts are cut at blocks");
-        cache.tokens.extend(tokens.iter().map(|&id| (id, true)));
-        assert!(cache.tokens.len() <= cache.capacity, "there is room");
-        self.takes(1000 + 10 * tokens.len());
-        let id = next(cache.tokens.iter().map(|&(id, _)| id));
-        let drawn = match tokens.last() {
-            Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
-            _ => Ok(Sampled { id, logprobs: None, ends: false }),
-        };
-        Ok(sampler.map(|_| drawn))
-    }
-
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
-        self.takes(2000 + 100 * rows.len());
-        let mut sampled = vec![];
-        for row in rows {
-            row.cache.tokens.push((row.token, false));
-            assert!(row.cache.tokens.len() <= row.cache.capacity, "there is room");
-            if row.samples {
-                let id = next(row.cache.tokens.iter().map(|&(id, _)| id));
-                sampled.push(Ok(Sampled { id, logprobs: None, ends: false }));
-            }
-        }
-        Ok(sampled)
-    }
-}
 
 type Events = Arc<Mutex<Vec<(Duration, Event)>>>;
 
@@ -258,6 +81,14 @@ impl Simulation {
 
     fn time(&self, id: usize, is: impl Fn(&Event) -> bool) -> Option<Duration> {
         self.requests[id].1.lock().unwrap().iter().find(|(_, event)| is(event)).map(|(time, _)| *time)
+    }
+
+    /// The times between the tokens of a reply.
+    fn gaps(&self, id: usize) -> Vec<Duration> {
+        let events = self.requests[id].1.lock().unwrap();
+        let tokens = events.iter().filter(|(_, event)| matches!(event, Event::Token { .. }));
+        let times: Vec<Duration> = tokens.map(|(time, _)| *time).collect();
+        times.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
     /// A request's result: tokens, cached tokens, and its end.
@@ -342,9 +173,15 @@ proptest! {
         (states, budget, running) in (prop_oneof![Just(0usize), Just(90)], 700usize..4000, 1usize..9),
         // T29: sometimes the device has less than the budget says.
         memory in prop_oneof![3 => Just(usize::MAX), 1 => 500usize..2500],
+        (chunk, on_the_way) in (prop_oneof![Just(64usize), Just(192), Just(512)], any::<bool>()),
+        parts in prop_oneof![Just(1usize), Just(usize::MAX)],
     ) {
-        let mut simulation = Simulation::new(states, budget, |options| options.with_max_running(running));
+        let mut simulation = Simulation::new(states, budget, |options| {
+            options.with_max_running(running).with_prefill_chunk(chunk)
+        });
         simulation.fake.memory.set(memory);
+        simulation.fake.on_the_way.set(on_the_way);
+        simulation.fake.most_parts.set(parts);
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
             match op {
@@ -375,6 +212,8 @@ proptest! {
             let count = simulation.events(id).iter().filter(|event| ends(event)).count();
             prop_assert!(count == 1 || (count == 0 && breaking.contains(&id)), "{id}");
         }
+        let all = |pass: &Vec<usize>| pass.iter().sum::<usize>() <= chunk && pass.len() <= parts;
+        prop_assert!(simulation.fake.passes.borrow().iter().all(all), "a pass has no more than that");
         let stats = simulation.scheduler.stats();
         prop_assert!(stats.preempted <= 2 * stats.submitted);
         prop_assert_eq!(stats.finished + stats.cancelled + stats.failed, stats.submitted);
@@ -480,19 +319,43 @@ fn t26_a_long_prompt_neither_stops_replies_nor_short_prompts() {
     let short = simulation.submit(without_stop(prompt(2, 0, 2, 40), 5), None).unwrap();
     let asked = simulation.fake.clock.get();
     simulation.finish();
-    let times: Vec<Duration> = {
-        let events = simulation.requests[writer].1.lock().unwrap();
-        events
-            .iter()
-            .filter(|(_, event)| matches!(event, Event::Token { .. }))
-            .map(|(time, _)| *time)
-            .collect()
-    };
-    let longest = times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+    let longest = simulation.gaps(writer).into_iter().max().unwrap();
     assert!(longest <= Duration::from_millis(15), "{longest:?}");
     let first = |id| simulation.time(id, |event| matches!(event, Event::Token { .. })).unwrap();
     assert!(first(short) < first(long));
     assert!(first(short) - asked <= Duration::from_millis(40), "{:?}", first(short) - asked);
+}
+
+#[test]
+fn steps_save_time_for_passes_that_pay() {
+    let mut simulation = Simulation::new(0, 100_000, |options| {
+        options.with_target_inter_token(Duration::from_millis(20)).with_prefill_chunk(4096)
+    });
+    simulation.fake.fixed.set(8000);
+    let writer = simulation.submit(without_stop(prompt(0, 0, 0, 300), 500), None).unwrap();
+    simulation.step();
+    // Lengths that differ, so that what a pass costs without tokens is known.
+    for own in 1..5 {
+        simulation.submit(without_stop(prompt(1, 0, own, 100 * own as usize), 0), None).unwrap();
+        (0..20).for_each(|_| simulation.step());
+    }
+    let (told, before) = (simulation.gaps(writer).len(), simulation.fake.passes.borrow().len());
+    let long = simulation.submit(without_stop(prompt(2, 0, 9, 4000), 0), None).unwrap();
+    while simulation.outcome(long).2.is_none() {
+        simulation.step();
+    }
+    // By the target alone a pass would have (20 - 2.1 - 8) / 0.01 tokens, and cost as much again.
+    let passes = simulation.fake.passes.borrow()[before..].to_vec();
+    assert!(passes.len() <= 3, "{passes:?}");
+    let gaps = &simulation.gaps(writer)[told..];
+    let (longest, sum) = (gaps.iter().max().unwrap(), gaps.iter().sum::<Duration>());
+    assert!(*longest <= Duration::from_millis(40), "{gaps:?}");
+    assert!(sum / gaps.len() as u32 <= Duration::from_millis(24), "{gaps:?}");
+    // A short prompt takes what was saved, and waits for no more.
+    (0..10).for_each(|_| simulation.step());
+    let short = simulation.submit(without_stop(prompt(3, 0, 10, 40), 0), None).unwrap();
+    simulation.step();
+    assert!(simulation.outcome(short).2.is_some());
 }
 
 #[test]
@@ -537,6 +400,50 @@ fn a_failed_draw_fails_its_request_alone() {
     simulation.finish();
     assert!(matches!(simulation.events(bad).last(), Some(Event::Failed(_))));
     assert_eq!(simulation.outcome(good).0, reply(&simulation.requests[good].0, CONTEXT).0);
+    simulation.empty();
+}
+
+#[test]
+fn a_pass_has_parts_of_several_prompts_in_the_order_of_their_rank() {
+    let plain: &[&[usize]] = &[&[200, 300], &[100, 384], &[128], &[88]];
+    // With states, places cut a prompt, and not the pass: after 192, 256, 64 and 384 tokens.
+    let states: &[&[usize]] = &[&[192, 256, 64], &[8, 44, 36, 384]];
+    for (bytes, on_the_way, passes) in [(0, false, plain), (90, false, states), (90, true, plain)] {
+        let mut simulation = Simulation::new(bytes, 100_000, |options| options.with_prefill_chunk(512));
+        simulation.fake.on_the_way.set(on_the_way);
+        let lengths = [200, 300, 100, 600];
+        for (own, length) in (0..).zip(lengths) {
+            simulation.submit(without_stop(prompt(0, 0, own, length), 50), None).expect("it fits");
+        }
+        simulation.step();
+        assert_eq!(*simulation.fake.passes.borrow(), passes[..1], "new requests have their turn");
+        simulation.step();
+        assert_eq!(*simulation.fake.passes.borrow(), passes);
+        simulation.finish();
+        for id in 0..lengths.len() {
+            assert_eq!(simulation.outcome(id).0, reply(&simulation.requests[id].0, CONTEXT).0);
+        }
+    }
+}
+
+#[test]
+fn a_failed_pass_fails_the_prompts_in_it_alone() {
+    let mut simulation = Simulation::new(90, 100_000, |options| options);
+    let writes = simulation.submit(without_stop(prompt(0, 0, 0, 20), 30), None).unwrap();
+    simulation.step();
+    let mut broken = prompt(0, 0, 1, 20);
+    broken.push(BROKEN);
+    let bad = [broken, prompt(0, 0, 2, 40)].map(|prompt| simulation.submit(asks(prompt, 5), None).unwrap());
+    simulation.step();
+    let later = simulation.submit(asks(prompt(0, 0, 3, 20), 5), None).unwrap();
+    simulation.finish();
+    for id in bad {
+        let Some(Event::Failed(error)) = simulation.events(id).pop() else { panic!("it was in the pass") };
+        assert!(error.to_string().contains("the pass failed"), "{error}");
+    }
+    for id in [writes, later] {
+        assert_eq!(simulation.outcome(id).0, reply(&simulation.requests[id].0, CONTEXT).0);
+    }
     simulation.empty();
 }
 

@@ -8,7 +8,7 @@ use crate::tape::ops::{AddRmsNorm, mul};
 use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Outline, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{Device, KernelError, Tensor, ops};
 use std::ops::Range;
 
 /// One layer of a decoder, as a [`LayerSpec`] describes it.
@@ -201,20 +201,29 @@ impl Residual {
 
     /// The last token of each sequence.
     pub(crate) fn last(&self, step: &Step) -> Result<Self, KernelError> {
-        let last = |x: &Var| {
-            let rows = step.spans.iter().map(|span| x.tensor().rows(span.rows.end - 1, span.rows.end));
-            match &rows.collect::<Result<Vec<_>, _>>()?[..] {
-                [row] => Ok(row.clone().into()),
-                rows => Ok::<Var, KernelError>(shapes::rows_joined(rows)?.into()),
-            }
+        let xs = [&self.stream, &self.update].map(Var::tensor);
+        let rows: Vec<u32> = step.ends().map(|end| (end - 1) as u32).collect();
+        let last = if rows.len() == xs[0].dim(0) {
+            xs.map(|x| Ok(x.clone()))
+        } else if let [row] = rows[..] {
+            xs.map(|x| x.rows(row as usize, row as usize + 1))
+        } else {
+            let ids = Tensor::new(&rows, &[rows.len()], xs[0].device())?;
+            // A row of the pass is a place of a cache with one head.
+            xs.map(|x| {
+                let rows = ops::kv_gather(&x.reshape(&[1, x.dim(0), x.dim(1)])?, &ids)?;
+                rows.reshape(&[ids.len(), x.dim(1)])
+            })
         };
-        Ok(Self { stream: last(&self.stream)?, update: last(&self.update)? })
+        let [stream, update] = shapes::each(last)?.map(Var::from);
+        Ok(Self { stream, update })
     }
 }
 
 /// The places of a forward pass's tokens: those of all sequences after each other.
 #[derive(Clone, Debug)]
 pub struct Step {
+    /// The sequences whose caches are their own.
     pub(crate) spans: Vec<Span>,
     /// The tape that records the pass, if there is one.
     pub(crate) tape: Option<Tape>,
@@ -227,18 +236,56 @@ pub struct Step {
     pub(crate) pool: Option<PoolRows>,
 }
 
-/// The places of sequences in a [`CachePool`](crate::CachePool), each of which has as many rows of
-/// the pass as the others. In tensors, as in [`Span`].
+/// The places of sequences in a [`CachePool`](crate::CachePool). In tensors, as in [`Span`].
 #[derive(Clone, Debug)]
 pub(crate) struct PoolRows {
     /// u32 `[T]`.
     pub positions: Tensor,
-    /// u32 `[S, N]`: the sequences' pages.
-    pub table: Tensor,
+    /// All rows of the pass after each other, for attention: a decode step is one part, and each
+    /// piece of a prompt is one.
+    pub parts: Vec<PagedRows>,
+    /// All rows of the pass after each other, for recurrences: a sequence whose states are marked
+    /// on the way has pieces in several turns.
+    pub turns: Vec<PoolTurn>,
+    /// The end of each sequence's rows.
+    pub ends: Vec<usize>,
+}
+
+/// Rows of a pass that a recurrence takes at once, and the marks of states that it writes after
+/// them.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolTurn {
+    pub rows: Range<usize>,
     /// u32 `[S]`: the sequences' states.
     pub slots: Tensor,
     /// u32 `[S + 1]`.
     pub cu_seqlens: Tensor,
+    /// Slots, and the marks that get their states.
+    pub marks: Vec<(usize, usize)>,
+}
+
+/// Rows of a pass whose sequences have as many of them each, and the pages of these sequences.
+#[derive(Clone, Debug)]
+pub(crate) struct PagedRows {
+    pub rows: Range<usize>,
+    /// u32 `[T]`, of these rows alone.
+    pub positions: Tensor,
+    /// u32 `[S, N]`.
+    pub table: Tensor,
+}
+
+/// A piece of a sequence's new tokens, and its places in a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolSpan {
+    /// The sequence's place in the batch.
+    pub sequence: usize,
+    /// The positions of the tokens.
+    pub positions: Range<usize>,
+    /// The sequence's pages until the last of them.
+    pub pages: Vec<u32>,
+    pub slot: u32,
+    /// The mark that gets the states after them.
+    pub mark: Option<usize>,
 }
 
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
@@ -292,23 +339,51 @@ impl Step {
         Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None, pool: None }
     }
 
-    /// Tokens of one sequence in a pool, which comes to have `pages`, after `start` others.
-    pub(crate) fn in_pool(
-        (start, tokens): (usize, usize),
-        pages: &[u32],
-        slot: u32,
-        device: &Device,
-    ) -> Result<Self, KernelError> {
-        let one = Self::new([(start, tokens)], device)?;
-        let Span { positions, cu_seqlens, .. } = one.spans[0].clone();
-        let table = Tensor::new(pages, &[1, pages.len()], device)?;
-        let slots = Tensor::new(&[slot], &[1], device)?;
-        Ok(Self { pool: Some(PoolRows { positions, table, slots, cu_seqlens }), ..one })
+    /// Tokens of sequences in a pool, in turns: a sequence's next piece is in the next turn.
+    pub(crate) fn in_pool(turns: &[Vec<PoolSpan>], device: &Device) -> Result<Self, KernelError> {
+        let new = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device);
+        let all = || turns.iter().flatten();
+        let ids = all().flat_map(|span| span.positions.clone()).map(|position| position as u32);
+        let positions = new(&ids.collect::<Vec<_>>())?;
+        let mut pool = PoolRows { positions, parts: vec![], turns: vec![], ends: vec![0; turns[0].len()] };
+        let mut end = 0;
+        for spans in turns {
+            let (first, mut offsets, mut slots, mut marks) = (end, vec![0], vec![], vec![]);
+            for span in spans {
+                let rows = end..end + span.positions.len();
+                end = rows.end;
+                pool.ends[span.sequence] = end;
+                offsets.push((end - first) as u32);
+                slots.push(span.slot);
+                marks.extend(span.mark.map(|mark| (span.slot as usize, mark)));
+                let positions = pool.positions.rows(rows.start, rows.end)?;
+                let table = Tensor::new(&span.pages, &[1, span.pages.len()], device)?;
+                pool.parts.push(PagedRows { rows, positions, table });
+            }
+            let (slots, cu_seqlens) = (new(&slots)?, new(&offsets)?);
+            pool.turns.push(PoolTurn { rows: first..end, slots, cu_seqlens, marks });
+        }
+        Ok(Self { spans: vec![], tape: None, whole: None, pool: Some(pool) })
     }
 
-    /// One token of each of many sequences in a pool.
-    pub(crate) fn rows(pool: PoolRows) -> Self {
-        Self { spans: vec![], tape: None, whole: None, pool: Some(pool) }
+    /// One token of each of many sequences in a pool, whose pages are the rows of `table`.
+    pub(crate) fn rows(positions: Tensor, table: Tensor, slots: Tensor, cu_seqlens: Tensor) -> Self {
+        let rows = 0..positions.len();
+        let parts = vec![PagedRows { rows: rows.clone(), positions: positions.clone(), table }];
+        let turns = vec![PoolTurn { rows: rows.clone(), slots, cu_seqlens, marks: vec![] }];
+        let ends = rows.map(|row| row + 1).collect();
+        Self {
+            spans: vec![],
+            tape: None,
+            whole: None,
+            pool: Some(PoolRows { positions, parts, turns, ends }),
+        }
+    }
+
+    /// The end of each sequence's rows.
+    fn ends(&self) -> impl Iterator<Item = usize> {
+        let in_pool = self.pool.iter().flat_map(|pool| pool.ends.iter().copied());
+        self.spans.iter().map(|span| span.rows.end).chain(in_pool)
     }
 
     /// The results of `mix` for the rows of `xs`, from the sequences' offsets, their slots if the
@@ -323,9 +398,7 @@ impl Step {
     ) -> Result<Var, KernelError> {
         match (&self.whole, &self.pool, &mut *caches) {
             (Some(cu_seqlens), ..) => mix(xs, (cu_seqlens, None), &mut new(self.spans.len())?),
-            (None, Some(rows), [LayerCache::DeltaNet(states)]) => {
-                mix(xs, (&rows.cu_seqlens, Some(&rows.slots)), states)
-            }
+            (None, Some(rows), [LayerCache::DeltaNet(states)]) => rows.in_turns(xs, states, mix),
             (None, Some(_), _) => Err(wrong_cache()),
             (None, None, _) => self.each(xs, caches, |xs, span, cache| match cache {
                 LayerCache::DeltaNet(states) => mix(xs, (&span.cu_seqlens, None), states),
@@ -349,5 +422,29 @@ impl Step {
         let each = self.spans.iter().zip(caches).enumerate();
         let results = each.map(|(i, (span, cache))| mix(parts.each_ref().map(|x| &x[i]), span, cache));
         shapes::join_rows(&results.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+impl PoolRows {
+    /// As [`Step::with_states`], turn by turn.
+    fn in_turns<const N: usize>(
+        &self,
+        xs: [&Var; N],
+        states: &mut DeltaCache,
+        mut mix: impl FnMut([&Var; N], (&Tensor, Option<&Tensor>), &mut DeltaCache) -> Result<Var, KernelError>,
+    ) -> Result<Var, KernelError> {
+        let mut run = |xs: [&Var; N], PoolTurn { slots, cu_seqlens, marks, .. }: &PoolTurn| {
+            let y = mix(xs, (cu_seqlens, Some(slots)), states)?;
+            states.mark(marks)?;
+            Ok::<_, KernelError>(y)
+        };
+        if let [turn] = &self.turns[..] {
+            return run(xs, turn);
+        }
+        let ranges: Vec<_> = self.turns.iter().map(|turn| turn.rows.clone()).collect();
+        let parts = shapes::each(xs.map(|x| shapes::split_rows(x, &ranges)))?;
+        let turns = self.turns.iter().enumerate();
+        let ys = turns.map(|(i, turn)| run(parts.each_ref().map(|x| &x[i]), turn));
+        shapes::join_rows(&ys.collect::<Result<Vec<_>, _>>()?)
     }
 }

@@ -14,8 +14,8 @@ mod spec;
 mod tied;
 
 pub use attention::{Attention, AttentionConfig, QueryScale};
-pub(crate) use block::PoolRows;
 pub use block::{Block, Residual, Step, wrong_cache};
+pub(crate) use block::{PagedRows, PoolRows, PoolSpan};
 pub use decoder::{Decoder, DecoderConfig};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
 pub use linear::{Embedding, Linear, MergedLinear};

@@ -1,8 +1,8 @@
 //! The steps between a layer's projections and its attention's result.
 
-use super::{Named, Tape, Var};
+use super::{Named, Tape, Var, shapes};
 use crate::cache::KvCache;
-use crate::layers::{PoolRows, RmsNorm};
+use crate::layers::{PagedRows, PoolRows, RmsNorm};
 use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) fn attention(
     }))
 }
 
-/// The same for sequences in a pool: a token of each, or tokens of one.
+/// The same for sequences in a pool.
 pub(crate) fn attention_in_pool(
     cache: &mut KvCache,
     qkv: [&Var; 3],
@@ -76,18 +76,36 @@ pub(crate) fn attention_in_pool(
         let (got, want) = ("in a pool".into(), "a gradient takes caches of its own".into());
         return Err(KernelError::Value { op: "attention", operand: "caches", got, want });
     }
+    let qkv = qkv.map(Var::tensor);
+    if let [part] = &rows.parts[..] {
+        return Ok(attention_of_part(cache, qkv, part, heads)?.into());
+    }
+    let ys = rows.parts.iter().map(|part| {
+        let [q, k, v] = shapes::each(qkv.map(|x| x.rows(part.rows.start, part.rows.end)))?;
+        attention_of_part(cache, [&q, &k, &v], part, heads)
+    });
+    Ok(shapes::rows_joined(&ys.collect::<Result<Vec<_>, _>>()?)?.into())
+}
+
+/// The same for sequences with as many tokens each: a token of each, or tokens of one.
+fn attention_of_part(
+    cache: &mut KvCache,
+    qkv: [&Tensor; 3],
+    part: &PagedRows,
+    heads: &Heads<'_>,
+) -> Result<Tensor, KernelError> {
     let Heads { head_dim, norms, rope, sinks, params } = *heads;
     let norms =
         norms.map_or([None, None], |norms| norms.each_ref().map(|norm| Some(HeadNorm::new(norm, None))));
     let rotations = norms.each_ref().map(|norm| HeadNorm::rotation(norm.as_ref(), head_dim, rope));
-    let q = cache.append_paged(qkv.map(Var::tensor), rows, rotations.each_ref())?;
-    let (pages, positions) = (cache.pages(rows), &rows.positions);
-    if q.dim(0) == rows.slots.len() {
-        return Ok(ops::attention_paged(&q, pages, positions, sinks, &params)?.into());
+    let q = cache.append_paged(qkv, part, rotations.each_ref())?;
+    let (pages, PagedRows { positions, table, .. }) = (cache.pages(part), part);
+    if q.dim(0) == table.dim(0) {
+        return ops::attention_paged(&q, pages, positions, sinks, &params);
     }
-    let table = rows.table.reshape(&[rows.table.len()])?;
+    let table = table.reshape(&[table.len()])?;
     let [keys, values] = [pages.keys, pages.values].map(|pages| ops::gather_pages(pages, &table));
-    Ok(ops::attention(&q, &keys?, &values?, positions, sinks, &params)?.into())
+    ops::attention(&q, &keys?, &values?, positions, sinks, &params)
 }
 
 impl HeadNorm {

@@ -1,5 +1,5 @@
 //! `bench --model --batch`: many sequences side by side, as llama.cpp's llama-batched-bench times
-//! them: all prompts are read, one after the other, and then each step writes a token of each.
+//! them: all prompts are read, on a GPU several in a pass, and then each step writes a token of each.
 
 use super::model::{generated, ids};
 use super::{Arguments, print_json};
@@ -8,7 +8,9 @@ use crate::{Failure, out, progress};
 use lowbit::{Device, GenerationOptions, Model, dry_batches};
 use lowbit_kernels::bench::Times;
 use lowbit_kernels::ops::{PAGE_TOKENS, argmax};
-use lowbit_models::{BatchRow, BatchSteps, Cache, CachePool, Logits, ModelError, PoolCache, Sequence};
+use lowbit_models::{
+    BatchRow, BatchSteps, Cache, CachePool, Logits, ModelError, PoolCache, PoolSequence, Sequence,
+};
 use std::time::Instant;
 
 /// A measured case.
@@ -29,6 +31,9 @@ struct Figure {
 
 /// Tokens of each prompt, unless a flag says otherwise.
 const PROMPT: usize = 512;
+
+/// Tokens of a pass over several prompts: those of an engine's.
+const PASS: usize = 4096;
 
 /// Times each number of sequences with prompts of each length.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -134,7 +139,7 @@ impl Side {
         let Device::Gpu(_) = model.device() else { return Ok(Self::Own { batch }) };
         let pages = batch * context.div_ceil(PAGE_TOKENS);
         let (pool, steps) =
-            (CachePool::new(model, pages, batch)?, BatchSteps::new(model, batch, context, 0)?);
+            (CachePool::new(model, pages, batch, 0)?, BatchSteps::new(model, batch, context, 0)?);
         Ok(Self::Pooled { pool, steps: Box::new(steps), batch, context })
     }
 
@@ -164,12 +169,16 @@ fn pooled(
     let mut texts: Vec<(Vec<u32>, PoolCache)> = vec![];
     let start = Instant::now();
     for sequence in 0..batch {
-        let mut text = prompt_of(model, sequence, prompt);
         let mut cache = pool.cache()?.ok_or("the pool has too few slots")?;
         pool.make_room(&mut cache, context);
-        let logits = model.forward_in(pool, &mut cache, &text, Logits::Last)?;
-        text.push(first(model, logits.as_ref())?);
-        texts.push((text, cache));
+        texts.push((prompt_of(model, sequence, prompt), cache));
+    }
+    for texts in texts.chunks_mut((PASS / prompt.max(1)).max(1)) {
+        let batch = texts.iter_mut().map(|(tokens, cache)| PoolSequence { tokens, cache, marks: &[] });
+        let logits = model.forward_batch_in(pool, &mut batch.collect::<Vec<_>>(), Logits::Last)?;
+        for ((text, _), id) in texts.iter_mut().zip(first(model, logits.as_ref())?) {
+            text.push(id);
+        }
     }
     let prompt_seconds = start.elapsed().as_secs_f64();
     let options = GenerationOptions::default().with_repetition_context(0);
@@ -190,10 +199,10 @@ fn pooled(
     Ok((prompt_seconds, start.elapsed().as_secs_f64()))
 }
 
-/// The likeliest token.
-fn first(model: &Model, logits: Option<&lowbit::Tensor>) -> Result<u32, Failure> {
+/// The likeliest token of each row.
+fn first(model: &Model, logits: Option<&lowbit::Tensor>) -> Result<Vec<u32>, Failure> {
     let logits = logits.ok_or("there are no logits")?.to_device(model.host())?;
-    Ok(argmax(&logits)?.as_slice::<u32>()?[0])
+    Ok(argmax(&logits)?.as_slice::<u32>()?.to_vec())
 }
 
 fn own(model: &Model, batch: usize, prompt: usize, generated: usize) -> Result<(f64, f64), Failure> {
@@ -202,7 +211,7 @@ fn own(model: &Model, batch: usize, prompt: usize, generated: usize) -> Result<(
     for sequence in 0..batch {
         let (text, mut cache) = (prompt_of(model, sequence, prompt), model.cache());
         let logits = model.forward(&text, &mut cache, Logits::Last)?;
-        texts.push((first(model, logits.as_ref())?, cache));
+        texts.push((first(model, logits.as_ref())?[0], cache));
     }
     let prompt_seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
