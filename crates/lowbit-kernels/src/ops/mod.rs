@@ -33,6 +33,7 @@ pub use argmax::argmax;
 pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward, attention_paged};
 pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, SlotState, causal_conv1d, causal_conv1d_backward,
+    causal_conv1d_parts,
 };
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
 pub use gated_delta_rule::{

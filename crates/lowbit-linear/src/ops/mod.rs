@@ -55,7 +55,7 @@ pub use quantized_matmul::{
     AddRmsNorm, Input, Norm, Operand, ScalesGradient, WeightGradient, WeightPart, gated_mlp,
     quantized_matmul, quantized_matmul_and_sum, quantized_matmul_backward_scales,
     quantized_matmul_backward_weight, quantized_matmul_backward_x, quantized_matmul_each,
-    quantized_matmul_to,
+    quantized_matmul_glu, quantized_matmul_parts, quantized_matmul_to,
 };
 pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,

@@ -215,8 +215,8 @@ impl GatedDeltaNet {
         let (tokens, config) = (qkv.dim(0), &self.config);
         let (key_dim, value_dim) = (config.key_dim(), config.value_dim());
         let states = SlotState { state: &mut cache.conv, slots };
-        let qkv = ops::causal_conv1d(qkv, &self.conv, states, cu_seqlens, Some(Activation::Silu))?;
-        let [q, k, v] = shapes::split_columns(&qkv, [key_dim, key_dim, value_dim])?;
+        let (silu, widths) = (Some(Activation::Silu), [key_dim, key_dim, value_dim]);
+        let [q, k, v] = ops::causal_conv1d_parts(qkv, &self.conv, states, cu_seqlens, silu, widths)?;
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
         let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
         let rule = GatedDeltaRule {

@@ -67,7 +67,7 @@ impl Linear {
 }
 
 /// Linear layers that read the same input. On a GPU their weights are concatenated where they have
-/// one format, so that a single token takes one product instead of `N`.
+/// one format, so that a step takes one product instead of `N`.
 #[derive(Clone, Debug)]
 pub struct MergedLinear<const N: usize> {
     parts: [Linear; N],
@@ -156,16 +156,19 @@ impl<const N: usize> MergedLinear<N> {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward(&self, x: &Var) -> Result<[Var; N], KernelError> {
-        match self.whole_for(x.dim(0), x.tape().is_some()) {
-            Some(whole) => self.split(&whole.forward(x)?),
-            None => {
-                let products =
-                    ops::quantized_matmul_each(x, self.parts.each_ref().map(|part| &*part.weight))?;
-                let parts = self.parts.iter().zip(products);
-                let results: Vec<_> = parts.map(|(part, y)| part.biased(y)).collect::<Result<_, _>>()?;
-                Ok(results.try_into().expect("one per part"))
-            }
+        let recorded = x.tape().is_some();
+        if let Some(whole) = self.whole_for(x.dim(0), recorded) {
+            return self.split(&whole.forward(x)?);
         }
+        let products = match &self.whole {
+            Some(whole) if !recorded && matches!(x.tensor().device(), Device::Gpu(_)) => {
+                ops::quantized_matmul_parts(x, &whole.weight, self.widths())?
+            }
+            _ => ops::quantized_matmul_each(x, self.parts.each_ref().map(|part| &*part.weight))?,
+        };
+        let parts = self.parts.iter().zip(products);
+        let results: Vec<_> = parts.map(|(part, y)| part.biased(y)).collect::<Result<_, _>>()?;
+        Ok(results.try_into().expect("one per part"))
     }
 
     /// As [`Self::forward`], of the norm of a sum, which comes first.
@@ -193,9 +196,20 @@ impl<const N: usize> MergedLinear<N> {
         self.whole.as_ref().filter(|_| if recorded { self.fused } else { rows == 1 })
     }
 
+    /// The concatenated weight, if x is on a GPU and there are no biases.
+    pub(super) fn whole_on_gpu(&self, x: &Var) -> Option<&Named<QuantizedTensor>> {
+        let on_gpu = matches!(x.tensor().device(), Device::Gpu(_));
+        self.whole.as_ref().filter(|_| on_gpu)?.weight()
+    }
+
     /// The parts of a result's columns, which lie one after the other.
     fn split(&self, y: &Var) -> Result<[Var; N], KernelError> {
-        shapes::split_columns(y, self.parts.each_ref().map(|part| part.weight.value.n()))
+        shapes::split_columns(y, self.widths())
+    }
+
+    /// The columns of each layer's result.
+    fn widths(&self) -> [usize; N] {
+        self.parts.each_ref().map(|part| part.weight.value.n())
     }
 }
 

@@ -72,8 +72,18 @@ impl Mlp {
             let (sum, x) = x.make()?;
             return Ok((sum, self.forward(&x)?));
         }
-        let (sum, gate_up) = self.gate_up.forward_sum(x)?;
-        Ok((sum, self.down(&gate_up)?))
+        match self.gate_up.whole_on_gpu(x.x) {
+            // One row's norm and glu are made by the products that read them.
+            Some(whole) if x.x.dim(0) > 1 && !ops::is_recorded(&x) => {
+                let (sum, x) = x.make()?;
+                let y = ops::quantized_matmul_glu(&x, whole, self.gate)?;
+                Ok((sum, self.down.forward(&y)?))
+            }
+            _ => {
+                let (sum, gate_up) = self.gate_up.forward_sum(x)?;
+                Ok((sum, self.down(&gate_up)?))
+            }
+        }
     }
 
     fn down(&self, [gate, up]: &[Var; 2]) -> Result<Var, KernelError> {

@@ -125,6 +125,21 @@ pub(crate) fn quantized_matmul_each<const N: usize>(
     each(weights.map(|weight| quantized_matmul(x.into(), weight, None)))
 }
 
+/// [`ops::quantized_matmul_parts()`]; nothing records it.
+pub(crate) fn quantized_matmul_parts<const N: usize>(
+    x: &Var,
+    weight: &Named<QuantizedTensor>,
+    widths: [usize; N],
+) -> Result<[Var; N]> {
+    let parts = ops::quantized_matmul_parts(&x.tensor, &weight.value, &widths)?;
+    Ok(parts.into_iter().map(Var::from).collect::<Vec<_>>().try_into().expect("one for each width"))
+}
+
+/// [`ops::quantized_matmul_glu()`]; nothing records it.
+pub(crate) fn quantized_matmul_glu(x: &Var, weight: &Named<QuantizedTensor>, by: Gate) -> Result<Var> {
+    Ok(ops::quantized_matmul_glu(&x.tensor, &weight.value, by)?.into())
+}
+
 /// [`ops::gated_mlp()`]; nothing records it.
 pub(crate) fn gated_mlp(x: &Var, weights: [&Named<QuantizedTensor>; 3], by: Gate) -> Result<Var> {
     Ok(ops::gated_mlp(&x.tensor, weights.map(|weight| &weight.value), by)?.into())
@@ -300,6 +315,23 @@ pub(crate) fn causal_conv1d<'a>(
         gradients.add_tensor(name.as_ref(), dweight)?;
         gradients.add(slot, dx)
     }))
+}
+
+/// [`causal_conv1d`], whose result comes as parts of the channels next to each other.
+pub(crate) fn causal_conv1d_parts<'a>(
+    x: &Var,
+    weight: &Named<Tensor>,
+    state: impl Into<SlotState<'a>>,
+    cu_seqlens: &Tensor,
+    activation: Option<Activation>,
+    widths: [usize; 3],
+) -> Result<[Var; 3]> {
+    if x.tape().is_some() {
+        let y = causal_conv1d(x, weight, state, cu_seqlens, activation)?;
+        return super::shapes::split_columns(&y, widths);
+    }
+    let parts = ops::causal_conv1d_parts(&x.tensor, &weight.value, state, cu_seqlens, activation, widths)?;
+    Ok(parts.map(Var::from))
 }
 
 /// The operands of [`gated_delta_rule`]: as [`GatedDeltaInputs`] with [`DeltaGates::Raw`].

@@ -66,6 +66,17 @@ pub fn shared<E: Scalar, N: Size>(
     values
 }
 
+/// An integer of 1, 2 or 4 bytes, `offset` bytes past `at` in shared memory.
+#[cube]
+pub fn shared_integer(at: u32, #[comptime] offset: usize, #[comptime] bytes: usize) -> u32 {
+    let value: u32;
+    gpu_asm!(
+        "ld.shared.u{bits} {value}, [{at}+{offset}];",
+        value = out(_) value, at = in(_) at, offset = const offset, bits = const 8 * bytes, options(nomem),
+    );
+    value
+}
+
 /// 1, 2 or 4 words, `offset` bytes past `at` in shared memory.
 #[cube]
 pub fn shared_words(at: u32, #[comptime] offset: usize, #[comptime] count: usize) -> Array<u32> {
@@ -416,9 +427,9 @@ pub fn wait(barrier: u32, phase: u32) {
 // Compute capability 8.0: asynchronous copies of 16 bytes, and tiles of 8 by 8 values of 16 bits.
 // Unit `l` of a plane has the places `(l / 4, 2 (l % 4))` and `(l / 4, 2 (l % 4) + 1)` of a tile.
 
-/// Begins a copy of vector `from` of `x` to address `to` of shared memory.
+/// Begins a copy of the 16 bytes that are the `from`-th of `x` to address `to` of shared memory.
 #[cube]
-pub fn copy_vector(x: &[Vector<u32, Const<4>>], from: u32, to: u32) {
+pub fn copy_vector<E: CubePrimitive>(x: &[E], from: u32, to: u32) {
     gpu_asm!(
         "{{ .reg .u64 a; mad.wide.u32 a, {from}, 16, {x}; cp.async.cg.shared.global [{to}], [a], 16; }}",
         from = in(_) from, to = in(_) to, x = in(_) x.as_ptr(), options(nomem),

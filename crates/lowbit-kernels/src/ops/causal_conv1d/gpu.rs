@@ -54,6 +54,9 @@ struct Sizes {
     sequences: u32,
     /// Rows of the state.
     states: u32,
+    /// The ends of the first and of the second part of the channels.
+    end0: u32,
+    end1: u32,
 }
 
 /// Channels go along x, the slots of pieces along y and z.
@@ -70,6 +73,7 @@ fn causal_conv1d_pieces<X: Int>(
     let (tokens, channels) = (sizes.tokens as usize, sizes.channels as usize);
     let (sequences, states) = (sizes.sequences as usize, sizes.states as usize);
     let c = (CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X) as usize;
+    let (to, a_row) = place(&sizes, c);
     let slot = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
     let piece = piece(&of.offsets, slot, sequences, tokens, comptime!(config.piece()));
     let state_row = state_row(of, piece.sequence, (sequences, states), config.pooled);
@@ -113,7 +117,7 @@ fn causal_conv1d_pieces<X: Int>(
                     if comptime!(config.activation.is_some()) {
                         sum /= 1.0f32 + (-sum).exp();
                     }
-                    write(y, (first + t) * channels + c, sum, config.dtype);
+                    write(y, to + (first + t) * a_row, sum, config.dtype);
                 }
             }
             #[unroll]
@@ -126,6 +130,23 @@ fn causal_conv1d_pieces<X: Int>(
             write_state(inputs, state, row, &piece, (channels, c), config);
         }
     }
+}
+
+/// The place of channel `c` of the first token in y, whose parts of the channels lie one after the
+/// other, and the distance to the next token's.
+#[cube]
+fn place(sizes: &Sizes, c: usize) -> (usize, usize) {
+    let mut start = 0u32;
+    let mut end = sizes.end0;
+    if c >= sizes.end0 as usize {
+        start = sizes.end0;
+        end = sizes.end1;
+    }
+    if c >= sizes.end1 as usize {
+        start = sizes.end1;
+        end = sizes.channels;
+    }
+    ((sizes.tokens * start) as usize + c - start as usize, (end - start) as usize)
 }
 
 /// The last inputs of the sequence, for channel `c` of `channels`. `row` is where the channel's
@@ -177,12 +198,15 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 }
 
 /// See [`super::causal_conv1d`], here of `[x, weight, cu_seqlens]`; everything was checked.
+/// Channels up to the first of `ends`, those up to the second, and the others are matrices of their
+/// own, one after the other.
 pub(super) fn causal_conv1d(
     gpu: &Gpu,
     [x, weight, cu_seqlens]: [&Tensor; 3],
     bias: Option<&Tensor>,
     SlotState { state, slots: of_pool }: SlotState<'_>,
     activation: Option<Activation>,
+    [end0, end1]: [usize; 2],
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
     let y = Tensor::allocate(x.shape(), x.dtype(), &Device::Gpu(gpu.clone()))?;
@@ -215,6 +239,8 @@ pub(super) fn causal_conv1d(
             channels: index(channels)?,
             sequences: index(sequences)?,
             states: index(state.dim(0))?,
+            end0: index(end0)?,
+            end1: index(end1)?,
         },
     };
     let kernel = compiled(gpu.target(), config);

@@ -86,7 +86,10 @@ pub fn causal_conv1d<'a>(
     let [tokens, channels, width] = check_operands(op, operands, bias, (state, slots))?;
     match x.device().clone() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::causal_conv1d(&gpu, operands, bias, SlotState { state, slots }, activation),
+        Device::Gpu(gpu) => {
+            let states = SlotState { state, slots };
+            gpu::causal_conv1d(&gpu, operands, bias, states, activation, [channels; 2])
+        }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match gpu {},
         Device::Cpu(cpu) => {
@@ -107,6 +110,48 @@ pub fn causal_conv1d<'a>(
             y.cast(x.dtype())
         }
     }
+}
+
+/// [`causal_conv1d()`] without a bias, whose result comes as three tensors: parts of the channels
+/// next to each other, `widths` wide. A GPU stores them so where they start at multiples of 16
+/// channels.
+///
+/// # Errors
+/// As [`causal_conv1d()`]; [`KernelError::Shape`] when the widths are not all channels.
+pub fn causal_conv1d_parts<'a>(
+    x: &Tensor,
+    weight: &Tensor,
+    state: impl Into<SlotState<'a>>,
+    cu_seqlens: &Tensor,
+    activation: Option<Activation>,
+    widths: [usize; 3],
+) -> Result<[Tensor; 3], KernelError> {
+    let (op, SlotState { state, slots }) = (CHECK, state.into());
+    let operands = [x, weight, cu_seqlens];
+    let [_, channels, _] = check_operands(op, operands, None, (state, slots))?;
+    let ends = [widths[0], widths[0].saturating_add(widths[1])];
+    if ends[1].checked_add(widths[2]) != Some(channels) {
+        return Err(op.shape_error("x", x, format!("parts of {widths:?} channels were asked for")));
+    }
+    let starts = [0, ends[0], ends[1]];
+    let parts: Vec<Tensor> = match x.device().clone() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) if ends.iter().all(|end| end.is_multiple_of(16)) => {
+            let states = SlotState { state, slots };
+            let y = gpu::causal_conv1d(&gpu, operands, None, states, activation, ends)?;
+            let (tokens, flat) = (x.dim(0), y.reshape(&[y.len()])?);
+            let part = |(start, width): (usize, usize)| {
+                flat.rows(tokens * start, tokens * (start + width))?.reshape(&[tokens, width])
+            };
+            starts.into_iter().zip(widths).map(part).collect::<Result<_, _>>()?
+        }
+        _ => {
+            let y = causal_conv1d(x, weight, None, SlotState { state, slots }, cu_seqlens, activation)?;
+            let part = |(start, width)| super::narrow(&y, start, width);
+            starts.into_iter().zip(widths).map(part).collect::<Result<_, _>>()?
+        }
+    };
+    Ok(parts.try_into().expect("one for each width"))
 }
 
 /// Checks the operands against the [module](self)'s table; returns T, C and W.

@@ -253,3 +253,37 @@ fn agrees_with_transformers() {
     let last = check("update", None, &file.get("state").f32s(), None);
     numcheck::assert_bits("update_state", &last, &file.get("update_state").f32s());
 }
+
+/// Parts of the channels are those of the whole, bit for bit; the states are, too.
+#[test]
+fn parts_of_the_channels() {
+    for (device, widths) in devices().iter().flat_map(|device| [[32, 16, 21], [3, 5, 2]].map(|w| (device, w)))
+    {
+        let channels = widths.iter().sum();
+        let shape = Sizes { lengths: &[3, 41], channels, width: 4 };
+        let case = Case::new(shape, FloatType::F16);
+        let tensor = |values: &[f32], shape: &[usize]| Tensor::new(values, shape, device).unwrap();
+        let x = tensor(&case.x, &[44, channels]).cast(DType::F16).unwrap();
+        let (weight, offsets) =
+            (tensor(&case.weight, &[channels, 4]), Tensor::new(&[0u32, 3, 44], &[3], device));
+        let (mut state, offsets) = (tensor(&case.state, &[2, channels, 3]), offsets.unwrap());
+        let mut other = state.clone();
+        let silu = Some(Activation::Silu);
+        let whole = causal_conv1d(&x, &weight, None, &mut state, &offsets, silu).unwrap();
+        let parts = causal_conv1d_parts(&x, &weight, &mut other, &offsets, silu, widths).unwrap();
+        let mut start = 0;
+        for (part, width) in parts.iter().zip(widths) {
+            let want = crate::ops::narrow(&whole, start, width).unwrap();
+            assert_eq!(
+                (part.shape(), values(part)),
+                (want.shape(), values(&want)),
+                "{widths:?} from {start}"
+            );
+            start += width;
+        }
+        assert_eq!(values(&other), values(&state));
+        let error =
+            causal_conv1d_parts(&x, &weight, &mut other, &offsets, silu, [1; 3]).unwrap_err().to_string();
+        assert!(error.contains("[1, 1, 1]"), "{error}");
+    }
+}

@@ -46,6 +46,14 @@ fn gpu_cases() -> Vec<Case> {
         for m in [8, 16, 32, 64, 512, 4096] {
             cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
         }
+        // The products of a step of several sequences, of Qwen3.5-9B's layers.
+        if matches!(format, Format::Affine { bits: 4, .. }) {
+            for (k, n) in [(4096, 12352), (4096, 24576), (12288, 4096), (4096, 4096)] {
+                for m in [1, 2, 4, 8, 16, 32, 64] {
+                    cases.push(product(format, FloatType::F16, (m, n, k)).case(multiply));
+                }
+            }
+        }
         // The default type of activations on matrix units, which need not have bf16.
         if matches!(format, Format::Affine { bits: 4, .. } | Format::Q4_K) {
             for m in [64, 512, 4096] {

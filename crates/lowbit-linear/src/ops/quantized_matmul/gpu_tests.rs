@@ -6,7 +6,8 @@ use super::plan::{Kernel, Plan, rounds_weight};
 use super::problem::{Operands, Problem, XOperands};
 use super::reference::{self, Rounded};
 use super::tests::{assert_expected, gpu_formats};
-use super::{quantized_matmul, quantized_matmul_to};
+use super::{quantized_matmul, quantized_matmul_glu, quantized_matmul_parts, quantized_matmul_to};
+use crate::ops::glu::Gate;
 use crate::ops::testing::{FLOATS, gpu, values};
 use crate::{Device, QuantizedTensor, Tensor, inputs};
 use lowbit_formats::{FloatType, Format};
@@ -177,6 +178,75 @@ fn several_rows_on_both_sides_of_every_tile() {
     }
 }
 
+/// In a step a row's bits are the same whatever rows are beside it, and however many; parts of its
+/// columns are those of the whole.
+#[test]
+#[cfg(feature = "cuda")]
+fn rows_of_a_step_do_not_depend_on_each_other() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    if !queue.caps().tensor_cores || !queue.caps().overlaps {
+        return;
+    }
+    let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::F16).unwrap();
+    let formats = [affine(4, 64), affine(4, 128), affine(4, 32), affine(2, 64), affine(8, 64)];
+    for format in formats.into_iter().chain([Format::Q4_0, Format::Q4_1, Format::Q4_K, Format::Q8_0]) {
+        for (n, k) in [(96, 1024), (2200, 4096), (48, 5120), (4300, 2304)] {
+            let weight = inputs::weight(format, &[n, k], 7, &host).unwrap().to_device(&gpu).unwrap();
+            let x = inputs::activations(&[64, k], FloatType::F16, 8, &host).unwrap().to_device(&gpu).unwrap();
+            let plan = planned(&x, &weight, None, &[64, n]);
+            let whole = quantized_matmul(&x, &weight).unwrap().to_device(&host).unwrap();
+            // Rows of some formats are no whole vectors.
+            if !matches!(plan.kernel, Kernel::StreamRows(_)) {
+                assert!(k == 2304 || format == Format::Q4_K, "{format} K={k}: {}", plan.explain());
+                continue;
+            }
+            for (first, last) in [(0, 2), (1, 5), (3, 12), (5, 22), (9, 40), (31, 64)] {
+                let some = x.rows(first, last).unwrap();
+                let y = quantized_matmul(&some, &weight).unwrap().to_device(&host).unwrap();
+                let want = whole.rows(first, last).unwrap();
+                assert_eq!(values(&y), values(&want), "{format} N={n} K={k} rows {first}..{last}");
+                let widths = [16, 32 + n % 16, n - 48 - n % 16];
+                let parts = quantized_matmul_parts(&some, &weight, &widths).unwrap();
+                let mut start = 0;
+                for (part, width) in parts.iter().zip(widths) {
+                    let want = crate::ops::narrow(&y, start, width).unwrap();
+                    let part = part.to_device(&host).unwrap();
+                    assert_eq!(
+                        (part.shape(), values(&part)),
+                        (want.shape(), values(&want)),
+                        "{format} N={n}"
+                    );
+                    start += width;
+                }
+            }
+        }
+    }
+}
+
+/// The glu of both halves of a product is that of the halves as tensors, but for the sigmoid.
+#[test]
+fn the_glu_of_halves() {
+    let (host, gpu) = (host(), gpu());
+    for (m, n, dtype) in [(3, 56, FloatType::F16), (12, 3000, FloatType::BF16), (27, 1000, FloatType::F16)] {
+        let format = Format::affine(4, 64, FloatType::BF16).unwrap();
+        let weight = inputs::weight(format, &[2 * n, 1024], 7, &host).unwrap().to_device(&gpu).unwrap();
+        let x = inputs::activations(&[m, 1024], dtype, 8, &host).unwrap().to_device(&gpu).unwrap();
+        for by in Gate::ALL {
+            let halves = quantized_matmul_parts(&x, &weight, &[n; 2]).unwrap();
+            let want =
+                values(&crate::ops::glu(&halves[1], &halves[0], by).unwrap().to_device(&host).unwrap());
+            let y = quantized_matmul_glu(&x, &weight, by).unwrap();
+            assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
+            for (i, (got, want)) in values(&y.to_device(&host).unwrap()).iter().zip(want).enumerate() {
+                let bound =
+                    2.0 * inputs::rounding(dtype, f64::from(want)) + f64::from(want).abs() * 2f64.powi(-16);
+                assert!(f64::from(got - want).abs() <= bound, "{by:?} {m} {n} [{i}]: {got}, {want}");
+            }
+        }
+    }
+}
+
 /// As many cubes as there are processors, and planes that take all of K.
 #[test]
 #[cfg(feature = "cuda")]
@@ -340,7 +410,7 @@ fn cooperative_matrices_in_every_cut() {
             let problem = Problem { batches: 2, ..Problem::example(format, [f16; 2], [m, n, k]) };
             let of_x = XOperands::new(&(&x_on_gpu).into()).unwrap();
             let on_gpu = weight.to_device(&gpu).unwrap();
-            let operands = Operands { x: of_x, weight: &on_gpu, ids: None, y: &y, sum: None };
+            let operands = Operands { x: of_x, weight: &on_gpu, ids: None, y: &y, sum: None, widths: &[] };
             cmma_tile::launch(queue, config, &problem, &operands).unwrap();
             let (x, weight) = (values(&x), reference::decoded(&weight, 2 * n).unwrap());
             let batch = |i: usize| {

@@ -33,6 +33,7 @@ pub use gradient::{
 pub use input::{AddRmsNorm, Input, Norm, Operand};
 
 use super::Check;
+use super::glu::Gate;
 use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 use std::sync::Arc;
@@ -120,6 +121,68 @@ pub fn quantized_matmul_each(x: &Tensor, weights: &[&QuantizedTensor]) -> Result
         }
         Device::Gpu(_) => weights.iter().map(|weight| quantized_matmul(x, weight)).collect(),
     }
+}
+
+/// [`quantized_matmul()`] of one `x` and a `weight` `[N, K]`, whose rows are several weights' after
+/// each other: parts of the result's columns, `widths` wide, each a tensor of its own. A GPU with a
+/// kernel for it computes all with one launch, and copies nothing.
+///
+/// # Errors
+/// As [`quantized_matmul()`]; [`KernelError::Shape`] when the widths are not all of N.
+pub fn quantized_matmul_parts(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    widths: &[usize],
+) -> Result<Vec<Tensor>, KernelError> {
+    let all = widths.iter().try_fold(0usize, |all, width| all.checked_add(*width));
+    if weight.shape().len() != 2 || all != Some(weight.n()) {
+        let (got, want) = (weight.shape().to_vec(), format!("parts of {widths:?} rows were asked for"));
+        return Err(KernelError::Shape { op: CHECK.0, operand: "weight", got, want });
+    }
+    #[cfg(feature = "gpu")]
+    if let Device::Gpu(gpu) = x.device() {
+        Input::from(x).check(CHECK)?;
+        let shape = output_shape(x.shape(), weight)?;
+        CHECK.same_device("weight", weight.device(), x.device())?;
+        if let Some(parts) = gpu::multiply_parts(gpu, x, weight, widths, &shape)? {
+            return Ok(parts);
+        }
+    }
+    let mut start = 0;
+    let weights = widths.iter().map(|width| {
+        let end = start + width;
+        let part = weight.slice(start, end);
+        start = end;
+        part
+    });
+    let weights = weights.collect::<Result<Vec<_>, _>>()?;
+    quantized_matmul_each(x, &weights.iter().collect::<Vec<_>>())
+}
+
+/// [`glu()`](super::glu()) of the products of one `x` and two weights, the gate's `[N, K]` and then
+/// that of what it is the gate of, as one `weight` `[2 N, K]`: `[.., N]`. Products are rounded to
+/// x's dtype before that. A GPU with a kernel for it computes all with one launch, its sigmoid as
+/// [`Input`] says.
+///
+/// # Errors
+/// As [`quantized_matmul()`]; [`KernelError::Shape`] when the weight has no halves.
+pub fn quantized_matmul_glu(x: &Tensor, weight: &QuantizedTensor, by: Gate) -> Result<Tensor, KernelError> {
+    let n = weight.n() / 2;
+    if weight.shape().len() != 2 || weight.n() != 2 * n {
+        let (got, want) = (weight.shape().to_vec(), "[2 N, K] is wanted".into());
+        return Err(KernelError::Shape { op: CHECK.0, operand: "weight", got, want });
+    }
+    #[cfg(feature = "gpu")]
+    if let Device::Gpu(gpu) = x.device() {
+        Input::from(x).check(CHECK)?;
+        let shape = output_shape(x.shape(), weight)?;
+        CHECK.same_device("weight", weight.device(), x.device())?;
+        if let Some(y) = gpu::multiply_glu(gpu, x, weight, by, &shape)? {
+            return Ok(y);
+        }
+    }
+    let parts = quantized_matmul_parts(x, weight, &[n, n])?;
+    super::glu(&parts[1], &parts[0], by)
 }
 
 /// The product, and the sum where x is the norm of one.

@@ -6,7 +6,7 @@
 //! it, and what was measured, stands in the list. Figures are of an H200, in microseconds, for 4
 //! bits and a weight of 4096 to 14336, where nothing else is said.
 
-use super::cuda::{mma_rows, mma_tile, mma_vec, stream, tiles, vendor_blas, wgmma};
+use super::cuda::{mma_rows, mma_tile, mma_vec, stream, stream_rows, tiles, vendor_blas, wgmma};
 use super::gpu::{cmma_tile, mat_vec, tile};
 use super::problem::Problem;
 use crate::gpu::caps::Caps;
@@ -29,6 +29,7 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
     Stream(stream::Launch),
+    StreamRows(stream_rows::Launch),
     ExpertRows(mma_rows::MmaRows),
     ExpertTiles(wgmma::Wgmma),
     ExpertMmaTiles(mma_tile::MmaTile),
@@ -55,13 +56,20 @@ struct Candidate {
 }
 
 /// All kernels, in the order in which they are tried.
-const KERNELS: [Candidate; 13] = [
+const KERNELS: [Candidate; 14] = [
     Candidate {
         name: "stream",
         reason: "one row of x: with loads in registers a mat-vec was no faster with its weight in the cache than without, \
                  since each cube waited for x, loads and sums in turn",
         few_rows: false,
         fit: |caps, problem| stream::fit(caps, problem).map(Kernel::Stream),
+    },
+    Candidate {
+        name: "stream_rows",
+        reason: "2 to 32 rows of x, up to 64 where wide tiles are few: on an H100 12 for 2 rows of 4096 to 12352, 13 for 8, \
+                 17 for 16 and 27 for 32, a copy 9; 64 rows of 12288 to 4096 take 41, and 72 in wide tiles on an H200",
+        few_rows: false,
+        fit: |caps, problem| stream_rows::fit(caps, problem).map(Kernel::StreamRows),
     },
     Candidate {
         name: "expert_rows",
@@ -89,13 +97,13 @@ const KERNELS: [Candidate; 13] = [
     },
     Candidate {
         name: "mma_rows",
-        reason: "6 to 16 rows of x: 14 for 8 and 19 for 16, where the smallest tile of wgmma takes 26",
+        reason: "6 to 16 rows of x where they do not stream: 14 for 8 and 19 for 16, where the smallest tile of wgmma takes 26",
         few_rows: true,
         fit: |caps, problem| mma_rows::fit(caps, problem).map(Kernel::MmaRows),
     },
     Candidate {
         name: "mma_vec",
-        reason: "up to 5 rows of x, and each pair of a token and an expert",
+        reason: "up to 5 rows of x where they do not stream, and each pair of a token and an expert",
         few_rows: true,
         fit: |caps, problem| mma_vec::fit(caps, problem).map(Kernel::MmaVec),
     },
@@ -147,6 +155,7 @@ pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
     // cooperative matrices.
     let widen = problem.x_type != problem.y_type
         && !few_rows(caps, problem)
+        && stream_rows::fit(caps, &problem.of_tensor()).is_none()
         && !vendor_blas::stores_sums(caps, problem)
         && cmma_tile::fit(caps, &problem.of_tensor()).is_none();
     let problem = if widen { problem.widened() } else { *problem };
@@ -231,6 +240,7 @@ impl Kernel {
     fn cut(&self) -> String {
         match self {
             Self::Stream(launch) => format!("{launch:?}"),
+            Self::StreamRows(launch) => format!("{launch:?}"),
             Self::ExpertRows(config) | Self::MmaRows(config) => format!("{config:?}"),
             Self::ExpertTiles(config) | Self::Wgmma(config) => format!("{config:?}"),
             Self::ExpertMmaTiles(config) | Self::MmaTile(config) => format!("{config:?}"),
@@ -281,8 +291,12 @@ mod tests {
             let of = |m| Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, 14336, 4096]);
             let name = |problem: Problem| plan(target.caps(), &problem).name;
             assert_eq!((name(of(1)), name(of(512))), (one, many), "sm_{capability}");
-            let few = if capability >= 80 { "mma_rows" } else { "mat_vec" };
-            assert_eq!((name(of(16)), name(of(33))), (few, many), "sm_{capability}");
+            let (few, some) = match capability {
+                90.. => ("stream_rows", "stream_rows"),
+                80.. => ("mma_rows", many),
+                _ => ("mat_vec", many),
+            };
+            assert_eq!((name(of(16)), name(of(33))), (few, some), "sm_{capability}");
             let routing = Some(Routing { experts: 64, pairs: 4096, share: 8 });
             assert_eq!(name(Problem { batches: 4096, routing, ..of(1) }), experts, "sm_{capability}");
         }

@@ -105,6 +105,9 @@ pub(crate) struct Operands<'a> {
     pub y: &'a Tensor,
     /// For the sum that x is the norm of.
     pub sum: Option<&'a Tensor>,
+    /// The widths of parts of y's columns, each a matrix of its own; empty where they are one. Few
+    /// kernels know parts.
+    pub widths: &'a [usize],
 }
 
 impl<'a> XOperands<'a> {

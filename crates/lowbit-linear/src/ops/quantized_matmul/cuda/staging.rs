@@ -250,7 +250,7 @@ fn keep(
 
 /// Pair `q` of the values of x whose words begin at `from`.
 #[cube]
-fn x_pair(
+pub(super) fn x_pair(
     words: &Array<u32>,
     #[comptime] from: usize,
     #[comptime] q: usize,

@@ -7,15 +7,17 @@ mod pad;
 pub(super) mod sorted;
 pub(super) mod tile;
 
+use super::cuda::parts::PARTS;
 #[cfg(test)]
 use super::cuda::tiles;
-use super::cuda::{mma_rows, mma_tile, mma_vec, stream, vendor_blas, wgmma};
-use super::input::{Input, Operand, PLAN};
+use super::cuda::{mma_rows, mma_tile, mma_vec, stream, stream_rows, vendor_blas, wgmma};
+use super::input::{CHECK, Input, Operand, PLAN};
 use super::plan::{Kernel, Plan, plan_asking};
 use super::problem::{Operands, Problem, Routing, XOperands};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
+use crate::ops::glu::Gate;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
@@ -40,6 +42,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         mma_vec::kernels(target, &formats),
         mma_rows::kernels(target, &formats),
         stream::kernels(target, &formats),
+        stream_rows::kernels(target, &formats),
         tiles::kernels(target),
         wgmma::kernels(target),
         mma_tile::kernels(target),
@@ -84,9 +87,68 @@ pub(crate) fn multiply<T: Operand>(
     };
     let x = if problem.source.is_none() { XOperands::new(&Input::Tensor(&made))? } else { x };
     let y = Tensor::allocate(shape, problem.y_type.dtype(), &device)?;
-    let operands = Operands { x, weight, ids: experts.map(|experts| experts.ids), y: &y, sum: sum.as_ref() };
+    let ids = experts.map(|experts| experts.ids);
+    let operands = Operands { x, weight, ids, y: &y, sum: sum.as_ref(), widths: &[] };
     launch(gpu, plan.kernel, &problem, &operands)?;
     Ok((y.cast(y_type.dtype())?, sum))
+}
+
+/// `x` times `weight`, parts of its columns of these `widths` as tensors of their own. Everything
+/// was checked. `None` where the product's kernel stores whole rows.
+pub(crate) fn multiply_parts(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    widths: &[usize],
+    shape: &[usize],
+) -> Result<Option<Vec<Tensor>>, KernelError> {
+    // Parts start at multiples of 32 bytes: kernels can load whole vectors of them.
+    let aligned = widths.iter().rev().skip(1).all(|width| width.is_multiple_of(16));
+    if shape.contains(&0) || widths.len() > PARTS || !aligned {
+        return Ok(None);
+    }
+    let of_x = XOperands::new(&Input::from(x))?;
+    let y_type = Input::from(x).dtype(CHECK)?;
+    let (problem, plan) = plan_of(gpu, &of_x, weight, None, shape, y_type);
+    if !matches!(plan.kernel, Kernel::StreamRows(_) | Kernel::Wgmma(_) | Kernel::MmaTile(_)) || plan.widen {
+        return Ok(None);
+    }
+    log::trace!(target: PLAN, "{problem} in {} parts: {}", widths.len(), plan.explain());
+    let y = Tensor::allocate(&[problem.m * problem.n], y_type.dtype(), x.device())?;
+    let operands = Operands { x: of_x, weight, ids: None, y: &y, sum: None, widths };
+    launch(gpu, plan.kernel, &problem, &operands)?;
+    let mut start = 0;
+    let parts = widths.iter().map(|width| {
+        let end = start + problem.m * width;
+        let part = y.rows(start, end)?;
+        start = end;
+        part.reshape(&[&shape[..shape.len() - 1], &[*width]].concat())
+    });
+    parts.collect::<Result<_, _>>().map(Some)
+}
+
+/// `glu(up, gate)` of the halves of `x` times `weight`, the gate first. Everything was checked.
+/// `None` where the product's kernel does not make it.
+pub(crate) fn multiply_glu(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    by: Gate,
+    shape: &[usize],
+) -> Result<Option<Tensor>, KernelError> {
+    if shape.contains(&0) {
+        return Ok(None);
+    }
+    let of_x = XOperands::new(&Input::from(x))?;
+    let y_type = Input::from(x).dtype(CHECK)?;
+    let (problem, plan) = plan_of(gpu, &of_x, weight, None, shape, y_type);
+    let Kernel::StreamRows(launch) = plan.kernel else { return Ok(None) };
+    log::trace!(target: PLAN, "{problem}, its halves by {by:?}: {}", plan.explain());
+    let halved = [&shape[..shape.len() - 1], &[problem.n / 2]].concat();
+    let y = Tensor::allocate(&halved, y_type.dtype(), x.device())?;
+    let operands = Operands { x: of_x, weight, ids: None, y: &y, sum: None, widths: &[] };
+    stream_rows::launch(gpu, launch.with_glu(by), &problem, &operands)?;
+    Ok(Some(y))
 }
 
 /// The product as the plan sees it, and the plan. It is not empty.
@@ -107,6 +169,7 @@ pub(crate) fn plan_of(
 fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>) -> Result<(), KernelError> {
     match kernel {
         Kernel::Stream(launch) => stream::launch(gpu, launch, problem, operands),
+        Kernel::StreamRows(launch) => stream_rows::launch(gpu, launch, problem, operands),
         Kernel::ExpertRows(config) => mma_rows::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertTiles(config) => wgmma::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertMmaTiles(config) => mma_tile::launch_experts(gpu, config, problem, operands),

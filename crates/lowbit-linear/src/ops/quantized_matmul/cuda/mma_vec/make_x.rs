@@ -165,7 +165,7 @@ pub(in super::super) fn glu(
 }
 
 /// The sigmoid that is good enough for values of 16 bits.
-struct Fast;
+pub(in super::super) struct Fast;
 
 #[cube]
 impl gates::Sigmoid for Fast {

@@ -15,6 +15,7 @@ mod pack;
 use super::super::gpu::sorted::{self, Tiles};
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Routing};
+use super::parts::{Ends, place};
 use crate::KernelError;
 use crate::gpu::caps::Caps;
 use crate::gpu::float::narrow;
@@ -74,6 +75,7 @@ pub(super) struct Sizes {
     pub m: u32,
     /// Tiles of these rows.
     pub m_tiles: u32,
+    pub ends: Ends,
 }
 
 /// The destination of pairs of sums.
@@ -107,7 +109,8 @@ pub(super) fn store_pair(
             y[((to * n + column) / 2u32) as usize] = pair;
         }
     } else if tile_row + row < m && column < n {
-        y[(((batch * m + tile_row + row) * n + column) / 2u32) as usize] = pair;
+        let at = batch * m * n + place(&sizes.ends, m, n, tile_row + row, column);
+        y[(at / 2u32) as usize] = pair;
     }
 }
 
@@ -145,6 +148,7 @@ pub(super) fn prepare(
         blocks: index(k / BLOCK)?,
         m: index(tiles.m)?,
         m_tiles: index(tiles.m.div_ceil(m_tile).max(1))?,
+        ends: Ends::new(operands.widths, n)?,
     };
     Ok(Prepared { packed, sizes, cubes: [index(count)?, index(n.div_ceil(N_TILE))?, 1] })
 }
