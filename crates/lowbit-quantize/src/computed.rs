@@ -8,7 +8,7 @@ use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
     AttentionConfig, DecoderConfig, FeedforwardSpec, MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind,
-    ShortConvConfig, rope_params, rope_params_of,
+    rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -77,12 +77,9 @@ impl<'a> Computed<'a> {
         })
     }
 
-    /// The short convolution of the first layer that has one.
-    pub fn short_conv(&self) -> Option<ShortConvConfig> {
-        self.outline.spec().layers.iter().find_map(|layer| match layer.mixer {
-            MixerSpec::ShortConv(conv) => Some(conv),
-            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) => None,
-        })
+    /// True if a layer is a short convolution.
+    pub fn has_short_convolutions(&self) -> bool {
+        self.outline.spec().layers.iter().any(|layer| matches!(layer.mixer, MixerSpec::ShortConv(_)))
     }
 
     /// Elements of an attention head.

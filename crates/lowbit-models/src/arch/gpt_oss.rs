@@ -2,7 +2,9 @@
 //! window in every other layer. Source: transformers 5.24 `models/gpt_oss`; mlx-lm 0.32
 //! `models/gpt_oss.py`; llama.cpp `src/models/openai-moe.cpp`.
 
-use super::{Architecture, Biases, Conversion, ModelType, Promise, TiedByDefault, Windows, decoder, window};
+use super::{
+    Architecture, Biases, Conversion, MlxLm, ModelType, Promise, TiedByDefault, Windows, decoder, window,
+};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
@@ -29,6 +31,7 @@ pub const GPT_OSS: Architecture = Architecture {
         names_plain_rope: true,
         rounds_yarn: true,
         no_gradient: Some("attention with sinks"),
+        mlx_lm: MlxLm { never_ties: true, ..MlxLm::ALL },
         ..Conversion::PLAIN
     },
     mlx_prefix: "",

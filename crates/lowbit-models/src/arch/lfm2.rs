@@ -2,7 +2,7 @@
 //! with experts in `lfm2_moe.rs`. Source: transformers 5.24 `models/lfm2`; mlx-lm 0.32
 //! `models/lfm2.py`; llama.cpp `src/models/lfm2.cpp`.
 
-use super::{Alias, Architecture, Conversion, ModelType, TiedByDefault, decoder};
+use super::{Alias, Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder};
 use crate::keys::Fixed::{Flag, Float, Int};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key, Role};
 use crate::layers::{
@@ -33,7 +33,7 @@ pub const LFM2: Architecture = Architecture {
         ("mlp.down_proj", "feed_forward.w2"),
     ],
     biases: &[],
-    conversion: Conversion::PLAIN,
+    conversion: Conversion { mlx_lm: MlxLm::UNSCALED, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TIED,
     describe,

@@ -106,6 +106,26 @@ pub struct Conversion {
     pub predicts_in_layers: bool,
     /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
     pub mlx_aliases: &'static [Alias],
+    /// What mlx-lm computes of it.
+    pub mlx_lm: MlxLm,
+}
+
+/// What mlx-lm 0.32 computes of an architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct MlxLm {
+    /// The kinds of scaled rotary embeddings; `None` for all.
+    pub rope_types: Option<&'static [&'static str]>,
+    /// The output layer is never the embedding there: a checkpoint without one is not read.
+    pub never_ties: bool,
+}
+
+impl MlxLm {
+    /// All that transformers computes.
+    pub const ALL: Self = Self { rope_types: None, never_ties: false };
+    /// No scaled rotary embeddings.
+    pub const UNSCALED: Self = Self { rope_types: Some(&[]), never_ties: false };
+    /// Neither those nor a tied output layer.
+    pub const UNSCALED_UNTIED: Self = Self { rope_types: Some(&[]), never_ties: true };
 }
 
 /// Windows that only some layers have.
@@ -138,6 +158,7 @@ impl Conversion {
         fused_delta_nets: false,
         predicts_in_layers: false,
         mlx_aliases: &[],
+        mlx_lm: MlxLm::ALL,
     };
 }
 
