@@ -350,3 +350,37 @@ fn an_error_behind_the_first_byte_is_an_event() {
     server.engine.script(vec![Script { finish: Finish::Length, ..Script::new(ids) }]);
     assert_eq!(server.chat(&json!({})).ok()["choices"][0]["finish_reason"], "length");
 }
+
+#[test]
+fn t7_a_nonce_before_the_system_prompt_is_left_out() {
+    let system = |nonce: &str| {
+        let line =
+            format!("x-anthropic-billing-header: cc_version=2.1.9.{nonce}; cc_entrypoint=cli; cch={nonce};");
+        let text = "You are brief.";
+        [
+            json!([{"type": "text", "text": line}, {"type": "text", "text": text}]),
+            json!(format!("{line}\n{text}")),
+            json!(format!("{line}{text}")),
+        ]
+    };
+    let prompts = |server: &Running| -> Vec<String> {
+        for system in [system("a5145"), system("0aaa9")].into_iter().flatten() {
+            server.message(&json!({"system": system})).ok();
+        }
+        let requests = std::mem::take(&mut *server.engine.requests.lock().unwrap());
+        requests.iter().map(|request| server.tokenizer.decode(&request.prompt).unwrap()).collect()
+    };
+    let without = prompts(&server());
+    assert!(without[0].contains("system\nYou are brief."), "{}", without[0]);
+    assert!(without.iter().all(|prompt| *prompt == without[0]), "{without:?}");
+    let count = |system: Value| {
+        let body = json!({"system": system, "messages": [{"role": "user", "content": "hi"}]});
+        server().post("/v1/messages/count_tokens", &body).ok()["input_tokens"].clone()
+    };
+    assert_eq!(count(system("a5145")[1].clone()), count(json!("You are brief.")));
+    // It can be switched off.
+    let keeps = Running::with(QWEN, Scripted::new(vec![]), |options| options.keep_billing_header = true);
+    keeps.says("One moment.");
+    let kept = prompts(&keeps);
+    assert!(kept[0].contains("cch=a5145;") && kept[3].contains("cch=0aaa9;"), "{kept:?}");
+}
