@@ -48,7 +48,9 @@ impl<'a> Config<'a> {
         if let Some(metadata) = checkpoint.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?.to_string();
             let experts = metadata.find::<usize>(&format!("{architecture}.expert_count"))?;
-            let found = arch::gguf(&architecture, experts.is_some_and(|experts| experts > 0));
+            let window = metadata.find::<usize>(&format!("{architecture}.attention.sliding_window"));
+            let windows = matches!(window, Ok(Some(1..)));
+            let found = arch::gguf(&architecture, experts.is_some_and(|experts| experts > 0), windows);
             let tables = found.map_or(&[][..], |found| found.gguf_keys);
             return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables }, found });
         }

@@ -121,7 +121,7 @@ impl<'a> Computed<'a> {
     pub fn rope(&self) -> Result<RopeParams, QuantizeError> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
-        if self.architecture.conversion.windows.is_some_and(|windows| windows.like_gemma) {
+        if self.has_two_ropes() {
             return Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Full)?);
         }
         // The layout decides which elements make a pair.
@@ -152,6 +152,11 @@ impl<'a> Computed<'a> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
         Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Sliding)?.theta)
+    }
+
+    /// True if layers with a window have a rotary embedding of their own.
+    pub fn has_two_ropes(&self) -> bool {
+        self.architecture.conversion.windows.is_some_and(|windows| windows.ropes)
     }
 
     /// The layers' attention.

@@ -3,7 +3,7 @@
 use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{RopeScaling, RouterScores};
-use lowbit_models::layers::MoeConfig;
+use lowbit_models::layers::{AttentionConfig, MoeConfig};
 
 /// The differences that readers of a new checkpoint should know of, a sentence each.
 ///
@@ -63,6 +63,15 @@ fn rotary(computed: &Computed<'_>, found: &mut Vec<String>) -> Result<(), Quanti
 fn unread(computed: &Computed<'_>, found: &mut Vec<String>) {
     if computed.decoder().tie_word_embeddings && computed.architecture.conversion.mlx_lm.never_ties {
         let what = "mlx-lm wants an output layer of this architecture, which is the embedding here";
+        found.push(format!("{what}: it does not read the checkpoint"));
+    }
+    let (window, sliding) = computed.windows();
+    // EXAONE's layers do not rotate where others have a window, even if only in name.
+    let still = !computed.attention().all(AttentionConfig::rotates);
+    let has_windows = window.is_some() || still || computed.has_two_ropes();
+    let both = sliding.contains(&true) && sliding.contains(&false);
+    if computed.architecture.conversion.mlx_lm.wants_both_kinds && has_windows && !both {
+        let what = "mlx-lm wants layers of both kinds, with a window and without";
         found.push(format!("{what}: it does not read the checkpoint"));
     }
     let attends = computed.attention().next().is_some();

@@ -50,9 +50,9 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
     let mlp = MlpConfig { fused: true, ..MlpConfig::new(intermediate_size) };
     let norms = LayerNorms {
-        mixer: INPUT_NORM,
+        mixer: Some(INPUT_NORM),
         after_mixer: Some(POST_SELF_ATTN_NORM),
-        feedforward: FFN_NORM,
+        feedforward: Some(FFN_NORM),
         after_feedforward: Some(POST_MLP_NORM),
     };
     let layers = sizes.num_hidden_layers;

@@ -3,7 +3,8 @@
 //! `models/gpt_oss.py`; llama.cpp `src/models/openai-moe.cpp`.
 
 use super::{
-    Architecture, Biases, Conversion, MlxLm, ModelType, Promise, TiedByDefault, Windows, decoder, window,
+    Architecture, Biases, Conversion, MlxLm, ModelType, Promise, TiedByDefault, WindowKeys, Windows, decoder,
+    window,
 };
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
@@ -46,7 +47,7 @@ const PROJECTIONS: &[&str] =
 const MODULES: &[&str] =
     &["mlp.gate", "mlp.switch_mlp.gate_proj", "mlp.switch_mlp.up_proj", "mlp.switch_mlp.down_proj"];
 
-const WINDOWS: Windows = Windows { interval: 2, like_gemma: false };
+const WINDOWS: Windows = Windows { interval: 2, ropes: false, keys: WindowKeys::Types };
 
 const KEYS: &[Key] = &[
     // Of an expert.

@@ -23,7 +23,7 @@ pub const PHI3: Architecture = Architecture {
     conversion: Conversion {
         rotary_dimension: true,
         rope_divisors: LONG_ROPE,
-        mlx_lm: MlxLm { rope_types: Some(&["linear", "longrope"]), never_ties: false },
+        mlx_lm: MlxLm { rope_types: Some(&["linear", "longrope"]), ..MlxLm::ALL },
         ..Conversion::PLAIN
     },
     mlx_prefix: "",

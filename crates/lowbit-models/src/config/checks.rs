@@ -99,7 +99,8 @@ impl Config<'_> {
                         continue;
                     }
                     // Some architectures have one for each kind of layer.
-                    let kinds = matches!(keys::role(tables, "rope_local_base_freq"), Some(Role::Computed(_)));
+                    let windows = self.found.and_then(|architecture| architecture.conversion.windows);
+                    let kinds = windows.is_some_and(|windows| windows.ropes);
                     for (inner, value) in value.as_object().into_iter().flatten() {
                         let name = format!("{below}{key}.{inner}");
                         match value.as_object().filter(|_| kinds) {

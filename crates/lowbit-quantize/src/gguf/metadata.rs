@@ -12,7 +12,7 @@ use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
-use lowbit_models::arch::{Architecture, Windows};
+use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
 use lowbit_models::layers::{LayerSpec, MixerSpec, sections_cover};
 use lowbit_models::names::{A_LOG, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
@@ -233,10 +233,11 @@ impl Builder<'_> {
     }
 
     /// The window, and which layers have it where that is not what llama.cpp takes.
-    fn windows(&mut self, Windows { interval, like_gemma }: Windows) -> Result<(), QuantizeError> {
+    fn windows(&mut self, Windows { interval, keys, .. }: Windows) -> Result<(), QuantizeError> {
+        let like_gemma = keys == WindowKeys::Interval;
         let (window, sliding) = self.computed.windows();
         let window = match window {
-            None if like_gemma => return Ok(()),
+            None if keys != WindowKeys::Types => return Ok(()),
             // Readers want one even where no layer has it.
             None => self.config.optional_size("sliding_window", "")?.unwrap_or(1),
             Some(window) => window,
