@@ -336,6 +336,9 @@ fn differences_of_mlx_lm_are_named() {
         ("glm4", false),
         ("glm4_moe", false),
         ("lfm2", false),
+        ("hunyuan", false),
+        ("minimax_m2", false),
+        ("olmo2", true),
     ] {
         let change = |config: &mut Map<String, Value>| {
             config.remove("rope_parameters");
@@ -350,10 +353,29 @@ fn differences_of_mlx_lm_are_named() {
         });
         assert_warned(name, &source, (!is_read).then_some("wants an output layer of this architecture"));
     }
+    let full = json!(["full_attention", "full_attention", "full_attention"]);
+    for name in ["olmo3", "exaone4"] {
+        let source = changed(name, with("layer_types", full.clone()), |_| ());
+        assert_warned(name, &source, Some("wants layers of both kinds, with a window and without"));
+        assert_warned(name, &changed(name, |_| (), |_| ()), None);
+    }
     let source = without_convolutions();
     assert_warned("lfm2", &source, Some("wants layers of both kinds"));
     let (file, _) = to_gguf(source.path()).unwrap();
     assert_same("lfm2 without convolutions", source.path(), &file);
+}
+
+#[test]
+fn an_output_layer_that_llama_cpp_wants_is_named() {
+    for (name, architecture) in [("olmo2", "olmo2"), ("minimax_m2", "minimax-m2")] {
+        let source = changed(name, with("tie_word_embeddings", true.into()), |tensors| {
+            tensors.remove("lm_head.weight");
+        });
+        let (file, summary) = to_gguf(source.path()).unwrap();
+        let want = format!("wants an output layer of the architecture {architecture}");
+        assert!(summary.warnings.iter().any(|text| text.contains(&want)), "{:?}", summary.warnings);
+        assert_same(name, source.path(), &file);
+    }
 }
 
 #[test]
