@@ -2,9 +2,11 @@
 
 mod support;
 
+use lowbit::ChatTemplate;
 use lowbit_engine::Finish;
+use lowbit_serve::Served;
 use serde_json::{Value, json};
-use support::{QWEN, Running, Script, Scripted};
+use support::{QWEN, Running, Script, Scripted, tokenizer};
 
 fn server() -> Running {
     let server = Running::new(Scripted::new(vec![]));
@@ -273,6 +275,18 @@ fn a_model_has_its_names_alone() {
     }
     let answer = server.message(&json!({"model": "claude-9"}));
     assert_eq!((answer.status, &answer.json()["error"]["type"]), (404, &json!("not_found_error")));
+}
+
+#[test]
+fn a_star_is_any_name() {
+    let template = ChatTemplate::new(QWEN, "template".as_ref()).unwrap();
+    let served = |name: &str| Served::new(name, tokenizer(), Some(template.clone()));
+    for served in [served("*"), served("test").with_aliases(vec!["*".into()])] {
+        let server = Running::of(served, Scripted::new(vec![]), |_| {});
+        server.says("Well, yes.");
+        assert_eq!(server.chat(&json!({"model": "gpt-9"})).ok()["model"], "gpt-9");
+        server.get("/v1/models/gpt-9").ok();
+    }
 }
 
 #[test]

@@ -178,6 +178,8 @@ impl Prepared {
         if names.is_empty() || arguments.models.is_none() {
             names.push(model.name().unwrap_or_else(|| stem(checkpoint.path())));
         }
+        // It answers to any name, and has one of its own all the same.
+        names.sort_by_key(|name| name == "*");
         let first = match (pooling, &template) {
             (Some(_), _) => First::Embedding,
             (None, Some(_)) => First::Chat,
