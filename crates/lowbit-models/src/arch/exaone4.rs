@@ -51,7 +51,8 @@ const KEYS: &[Key] = &[
 const GGUF_KEYS: &[Key] = &[
     Key::optional("attention.sliding_window"),
     Key::optional("attention.sliding_window_pattern"),
-    Key::optional("rope.freq_base_swa"),
+    // llama.cpp reads it, and rotates by the base of all layers.
+    Key::no_effect("rope.freq_base_swa"),
 ];
 
 /// The number of layers by which llama.cpp recognises the 32B, which alone has windows there, and
