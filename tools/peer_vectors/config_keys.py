@@ -46,6 +46,11 @@ MODEL_TYPES = [
     "lfm2_moe",
     "smollm3",
     "seed_oss",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "hunyuan_v1_dense",
+    "minimax_m2",
 ]
 # What code asks of the object, not of config.json.
 METHODS = {"get_text_config", "is_heterogeneous"}

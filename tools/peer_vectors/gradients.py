@@ -75,5 +75,8 @@ def write(folder: Path, options):
                 flat = gradient.double().flatten()
                 kept = flat[spread(len(flat))]
                 vectors[name] = torch.cat([kept, flat.norm()[None]]).float().numpy()
+        if config["model_type"] == "minimax_m2":
+            # transformers' modules have other names than its checkpoints.
+            vectors = {name.replace(".mlp.", ".block_sparse_moe."): vector for name, vector in vectors.items()}
         save_file(vectors, folder / f"{path.name}.safetensors")
         print(path.name, len(vectors))

@@ -779,6 +779,167 @@ def seed_oss() -> Tiny:
     )
 
 
+def olmo2() -> Tiny:
+    """Norms of what attention and MLP give alone, and of all heads together."""
+    return Tiny(
+        "olmo2",
+        dense(
+            "Olmo2ForCausalLM",
+            "olmo2",
+            attention_bias=False,
+            eos_token_id=7,
+            pad_token_id=1,
+            vocab_size=297,
+            hidden_size=96,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            rope_scaling=None,
+            rope_theta=500000,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="dbrx",
+    )
+
+
+def olmo3() -> Tiny:
+    """The same with windows in some layers, and YaRN in the others alone."""
+    config = olmo2().config | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "vocab_size": 299,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "rope_type": "yarn",
+        },
+        "sliding_window": 19,
+    }
+    return Tiny("olmo3", config, gguf_pre_tokenizer="dbrx")
+
+
+def exaone4() -> Tiny:
+    """Windows and rotation in some layers, neither in the others; norms of each head."""
+    return Tiny(
+        "exaone4",
+        dense(
+            "Exaone4ForCausalLM",
+            "exaone4",
+            bos_token_id=1,
+            eos_token_id=5,
+            pad_token_id=0,
+            vocab_size=305,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_scaling={
+                "factor": 16.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 64,
+                "rope_type": "llama3",
+            },
+            rope_theta=1000000,
+            sliding_window=23,
+            sliding_window_pattern="LLG",
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="exaone4",
+    )
+
+
+def hunyuan() -> Tiny:
+    """Norms of heads that were rotated, and a base that `alpha` makes larger."""
+    return Tiny(
+        "hunyuan",
+        dense(
+            "HunYuanDenseV1ForCausalLM",
+            "hunyuan_v1_dense",
+            attention_bias=False,
+            attention_head_dim=24,
+            head_dim=24,
+            eod_token_id=3,
+            pad_token_id=0,
+            mlp_bias=False,
+            use_cla=False,
+            use_qk_norm=True,
+            vocab_size=307,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            rope_scaling={
+                "alpha": 1000.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "type": "dynamic",
+            },
+            rope_theta=10000.0,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="hunyuan-dense",
+    )
+
+
+def minimax_m2() -> Tiny:
+    """Experts chosen by sigmoids with a bias, norms of all heads together, half of each head rotated."""
+    return Tiny(
+        "minimax_m2",
+        dense(
+            "MiniMaxM2ForCausalLM",
+            "minimax_m2",
+            attn_type_list=[1, 1],
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            output_router_logits=False,
+            qk_norm_type="per_layer",
+            rotary_dim=12,
+            router_aux_loss_coef=0.001,
+            router_jitter_noise=0.0,
+            scoring_func="sigmoid",
+            shared_intermediate_size=0,
+            use_qk_norm=True,
+            use_routing_bias=True,
+            vocab_size=309,
+            hidden_size=64,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=24,
+            rope_theta=5000000,
+            sliding_window=None,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        keep_f32=("e_score_correction_bias",),
+        gguf_pre_tokenizer="minimax-m2",
+    )
+
+
 def gemma3_text(**fields) -> dict:
     """Two layers with a window to one without; queries scaled by another number than a head's width."""
     return {
@@ -915,4 +1076,9 @@ def all_tiny() -> list[Tiny]:
         gemma3(),
         granite(),
         gpt_oss(),
+        olmo2(),
+        olmo3(),
+        exaone4(),
+        hunyuan(),
+        minimax_m2(),
     ]

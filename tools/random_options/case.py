@@ -33,6 +33,11 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "gemma3": tiny.gemma3,
     "granite": tiny.granite,
     "gpt_oss": tiny.gpt_oss,
+    "olmo2": tiny.olmo2,
+    "olmo3": tiny.olmo3,
+    "exaone4": tiny.exaone4,
+    "hunyuan_v1_dense": tiny.hunyuan,
+    "minimax_m2": tiny.minimax_m2,
 }
 
 

@@ -169,7 +169,8 @@ def traits(model) -> list[str]:
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     rope = config.rope_parameters.get("full_attention") or config.rope_parameters
-    activation = getattr(config, "hidden_act", None) or config.hidden_activation
+    keys = ("hidden_act", "hidden_activation")
+    activation = next((getattr(config, key) for key in keys if getattr(config, key, None)), "an activation without a key")
     names = [activation, f"{rope['rope_type']} rope"]
     names += ["sliding window"] * (window is not None) + ["tied"] * bool(model.all_tied_weights_keys)
     kinds = set(getattr(config, "layer_types", None) or [])

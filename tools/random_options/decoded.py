@@ -10,6 +10,8 @@ from safetensors import safe_open
 
 # `-exp` of a logarithm, or the logarithm of that: rounded in between.
 INEXACT = ("ssm_a", "A_log")
+# Biases of a router's choice, which keep their type in MLX's layout, as mlx-lm's converter keeps them.
+KEPT = ("exp_probs_b.bias", ".e_score_correction_bias", ".expert_bias")
 
 
 def values(path: Path) -> dict[str, np.ndarray]:
@@ -71,7 +73,7 @@ def difference(one: Path, other: Path, through: Path) -> str | None:
         if "norm" in name and torch.equal(shifted(a, dtype, through), b):
             continue
         # Factors of rotary frequencies are numbers of config.json in MLX's layout.
-        a = a if is_rope else a.to(dtype).float()
+        a = a if is_rope or name.endswith(KEPT) else a.to(dtype).float()
         inexact = torch.finfo(torch.float32 if is_rope else dtype).eps if is_rope or name.endswith(INEXACT) else 0
         allowed = 8 * inexact * a.abs()
         apart = ((a - b).abs() > allowed).nonzero()

@@ -9,16 +9,20 @@ from . import files, rope, spelling
 from .case import Case
 
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral", "gpt_oss")
+EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral", "gpt_oss", "minimax_m2")
 # Those whose experts have the MLP's size, and one name more for their number.
-LOCAL_EXPERTS = ("mixtral", "gpt_oss")
-WINDOWED = ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
+LOCAL_EXPERTS = ("mixtral", "gpt_oss", "minimax_m2")
+# Those whose windows have no switch.
+ALWAYS_WINDOWED = ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
+WINDOWED = (*ALWAYS_WINDOWED, "qwen3", "qwen3_moe", "qwen2", "smollm3")
 SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
 SIGMOIDS = ("glm4_moe", "lfm2_moe")
 # Those whose configuration need not say how wide a head is.
-HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
+HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3", "olmo2", "olmo3", "exaone4")
 # Those that have layers with windows and others.
-MIXED = ("gemma3", "gpt_oss", "qwen3", "qwen2", "smollm3")
+MIXED = ("gemma3", "gpt_oss", "qwen3", "qwen2", "smollm3", "olmo3", "exaone4")
+# Those for which GGUF's readers take it that heads make up the hidden size.
+HIDDEN_OF_HEADS = ("olmo2", "olmo3", "exaone4")
 ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
 ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gelu_accurate", "gelu_10", "hardswish"]
 
@@ -30,7 +34,7 @@ def sizes(case: Case, r: random.Random) -> None:
     text["num_hidden_layers"] = layers = r.choice([1, 2, 2, 3, 4, 5])
     if "layer_types" in text:
         kinds = ["linear_attention", "full_attention"] if case.architecture in HYBRIDS else ["full_attention"]
-        if case.architecture == "gpt_oss":
+        if case.architecture in ("gpt_oss", "olmo3", "exaone4"):
             kinds = ["sliding_attention", "full_attention"]
         if case.architecture in SHORT_CONVOLUTIONS:
             kinds = ["conv", "full_attention"]
@@ -45,7 +49,9 @@ def sizes(case: Case, r: random.Random) -> None:
         text["embedding_multiplier"] = r.choice([1, 1.0, 12.0, 0.3])
         text["residual_multiplier"] = r.choice([1.0, 0.22, 2])
         text["attention_multiplier"] = r.choice([1.0, 0.25, 0.0078125])
-    if "sliding_window_pattern" in text:
+    if case.architecture == "exaone4":
+        text["sliding_window_pattern"] = r.choice([4, 3, "LLLG", "LG", None])
+    elif "sliding_window_pattern" in text:
         text["sliding_window_pattern"] = r.choice([1, 2, 3, 6])
         text["query_pre_attn_scalar"] = r.choice([16, 24, 100])
     if "intermediate_size" in text:
@@ -65,6 +71,12 @@ def heads(case: Case, r: random.Random) -> None:
         text["head_dim"] = None
         if case.architecture not in ("llama", "mistral") or r.random() < 0.5:
             del text["head_dim"]
+    if case.architecture in HIDDEN_OF_HEADS and r.random() < 0.6:
+        text["hidden_size"] = text["num_attention_heads"] * (text.get("head_dim") or 16)
+    if "attention_head_dim" in text:
+        text["attention_head_dim"] = text["head_dim"]
+    if "rotary_dim" in text:
+        text["rotary_dim"] = r.choice([2, text["head_dim"] // 2, text["head_dim"]])
     if case.architecture == "llama" and r.random() < 0.3:
         text["num_key_value_heads"] = None
 
@@ -102,7 +114,7 @@ def windows(case: Case, r: random.Random) -> None:
     if stray and r.random() < 0.8:
         return
     text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
-    if case.architecture not in ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3"):
+    if case.architecture not in ALWAYS_WINDOWED:
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])
     if case.architecture in MIXED and r.random() < 0.4:
@@ -153,7 +165,8 @@ def experts(case: Case, r: random.Random) -> None:
     local = case.architecture in LOCAL_EXPERTS
     text["num_local_experts" if local else "num_experts"] = count
     text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= max(count, 1)])
-    case.save_original_format = r.random() < 0.5
+    # Stacked, the bias of MiniMax's choice has a name of its own, which nobody publishes.
+    case.save_original_format = r.random() < 0.5 or case.architecture == "minimax_m2"
     if local:
         return
     text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])

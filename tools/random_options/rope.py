@@ -6,7 +6,7 @@ from .case import Case
 
 KINDS = ["default"] * 6 + ["linear"] * 3 + ["llama3"] * 4 + ["yarn"] * 7 + ["dynamic", "longrope", "proportional"]
 NESTED = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4", "glm4_moe", "phi3")
+PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4", "glm4_moe", "phi3", "minimax_m2")
 
 
 def option(case: Case, r: random.Random) -> None:
@@ -19,8 +19,13 @@ def option(case: Case, r: random.Random) -> None:
         return
     for key in NESTED:
         text.pop(key, None)
-    if case.architecture == "gemma3":
-        by_kind(text, r)
+    if case.architecture in ("gemma3", "olmo3"):
+        by_kind(case.architecture, text, r)
+        return
+    if case.architecture == "hunyuan_v1_dense" and r.random() < 0.5:
+        body = {"type": "dynamic", "alpha": r.choice([1000.0, 50, 1.0, 3.5]), "factor": 1.0}
+        text["rope_theta"] = r.choice([10000.0, 500.0])
+        text[r.choice(["rope_scaling", "rope_parameters"])] = body | maybe({"beta_fast": 32, "mscale": 1.0}, 0.5, r)
         return
     kind = r.choice(["default", "default", "longrope"] if case.architecture == "phi3" else KINDS)
     # Only these models rotate a part of a head; for the others the factor is without effect, or does not fit.
@@ -33,15 +38,20 @@ def option(case: Case, r: random.Random) -> None:
     place(text, kind, body, theta, partial, r)
 
 
-def by_kind(text: dict, r: random.Random) -> None:
+def by_kind(architecture: str, text: dict, r: random.Random) -> None:
     """One embedding for each kind of layer, in the old spelling or in the new one."""
     text.pop("rope_local_base_freq", None)
     kind = r.choice(["default", "linear", "llama3", "yarn"])
-    body = scaling(text, kind, None, "gemma3", r)
+    body = scaling(text, kind, None, architecture, r)
     theta, local = r.choice([1e6, 10000, 500.0]), r.choice([10000.0, 10000, 300.0])
+    if architecture == "olmo3" and r.random() < 0.7:
+        # GGUF and MLX's layout have one base.
+        theta = local = 500000.0
     if r.random() < 0.5:
         if r.random() < 0.7:
-            text["rope_theta"], text["rope_local_base_freq"] = theta, local
+            text["rope_theta"] = theta
+            if architecture == "gemma3":
+                text["rope_local_base_freq"] = local
         if kind != "default":
             text["rope_scaling"] = body | {"rope_type": kind}
         return
@@ -77,7 +87,7 @@ def scaling(text: dict, kind: str, partial: float | None, architecture: str, r: 
 def longrope_pairs(text: dict, partial: float | None, architecture: str) -> int:
     head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if partial is None:
-        partial = {"glm4": 0.5, "glm4_moe": 0.5, "phi3": 1.0}.get(architecture, 0.25 if architecture in PARTIAL else 1.0)
+        partial = {"glm4": 0.5, "glm4_moe": 0.5, "phi3": 1.0, "minimax_m2": 1.0}.get(architecture, 0.25 if architecture in PARTIAL else 1.0)
     return (int(head_dim * partial) + 1) // 2
 
 

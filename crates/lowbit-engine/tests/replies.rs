@@ -3,9 +3,11 @@
 mod support;
 
 use lowbit_engine::{Backend, EngineError, Finish, Request};
+use lowbit_models::Model;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use support::thirds::Thirds;
-use support::{alone, ask, exact, ids, options, patient, start};
+use support::{alone, ask, exact, ids, load, options, patient, start};
 
 /// A model of attention alone, and two with recurrent states.
 const MODELS: [&str; 3] = ["qwen3", "qwen3_5", "demo-4bit"];
@@ -160,5 +162,44 @@ fn t31_preempted_requests_write_what_they_would_have_written() {
         }
         let stats = engine.stats();
         assert!(stats.preempted > 0 && stats.recomputed_tokens > 0, "{name}: {stats:?}");
+    }
+}
+
+/// The price of a cache for prompts that nobody shares: T10 wants at most 2 %.
+#[test]
+#[ignore = "it is timed"]
+fn t10_unique_prompts_are_timed() {
+    for (name, lengths) in [("qwen3", [100, 300, 450]), ("demo-4bit", [100, 400, 1500])] {
+        time_unique_prompts(&load(name, false), lengths);
+    }
+}
+
+fn time_unique_prompts(model: &Model, lengths: [usize; 3]) {
+    let engines = [true, false].map(|keeps| start(model, patient(model).with_prefix_cache(keeps)));
+    // Spread over all bits: `ids` takes few of them.
+    let mut seeds = (0u32..).map(|index| index.wrapping_mul(2_654_435_761));
+    for length in lengths {
+        let mut times = [vec![], vec![]];
+        // By turns, so that what else the machine does falls on both.
+        for _ in 0..21 {
+            for (engine, times) in engines.iter().zip(&mut times) {
+                let begin = Instant::now();
+                let asked: Vec<_> = seeds
+                    .by_ref()
+                    .take(4)
+                    .map(|seed| {
+                        ask(engine, Request::new(ids(model, seed, length)).with_options(options(0, 32)))
+                    })
+                    .collect();
+                assert!(asked.into_iter().all(|asked| asked.answer().cached == 0));
+                times.push(begin.elapsed());
+            }
+        }
+        let [with, without] = times.map(|mut times: Vec<Duration>| {
+            times.sort();
+            times[times.len() / 2].as_secs_f64()
+        });
+        let cost = (with / without - 1.0) * 100.0;
+        println!("4 prompts of {length} tokens: {with:.4} s, {without:.4} s without a cache ({cost:+.1} %)");
     }
 }

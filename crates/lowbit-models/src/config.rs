@@ -1,3 +1,6 @@
+mod checks;
+mod per_layer;
+
 use crate::ModelError;
 use crate::arch::{self, Architecture, ModelType};
 use crate::keys::{self, Absent, Key, ROPE, Role, Tables};
@@ -45,7 +48,9 @@ impl<'a> Config<'a> {
         if let Some(metadata) = checkpoint.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?.to_string();
             let experts = metadata.find::<usize>(&format!("{architecture}.expert_count"))?;
-            let found = arch::gguf(&architecture, experts.is_some_and(|experts| experts > 0));
+            let window = metadata.find::<usize>(&format!("{architecture}.attention.sliding_window"));
+            let windows = matches!(window, Ok(Some(1..)));
+            let found = arch::gguf(&architecture, experts.is_some_and(|experts| experts > 0), windows);
             let tables = found.map_or(&[][..], |found| found.gguf_keys);
             return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables }, found });
         }
@@ -280,120 +285,6 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The kind of layer `layer` of `layers` where the configuration lists kinds: one of `kinds`.
-    /// transformers' older names are read as the newer ones. GGUF lists the recurrent layers.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`] for a list of another length, and when it holds other kinds;
-    /// [`ModelError::File`] when GGUF's holds no bools.
-    pub fn layer_type(
-        &self,
-        layer: usize,
-        layers: usize,
-        kinds: &[&'static str],
-    ) -> Result<Option<&'static str>, ModelError> {
-        if let Source::Gguf { metadata, tables, .. } = &self.source {
-            let name = "attention.recurrent_layers";
-            if keys::role(tables, name).is_none() {
-                return Ok(None);
-            }
-            let key = self.gguf_key(name);
-            let Some(recurrent) = metadata.find::<&[bool]>(&key)? else { return Ok(None) };
-            return match recurrent.get(layer) {
-                Some(true) => Ok(Some("linear_attention")),
-                Some(false) => Ok(Some("full_attention")),
-                None => {
-                    let want = format!("layer {layer} has no entry");
-                    Err(self.refuse(&key, &format!("{} entries", recurrent.len()), &want))
-                }
-            };
-        }
-        let Some(types) = self.json("layer_types")? else { return Ok(None) };
-        let list = types
-            .as_array()
-            .ok_or_else(|| self.refuse("layer_types", &types.to_string(), "a list is wanted"))?;
-        if list.len() != layers {
-            let want = format!("num_hidden_layers is {layers}");
-            return Err(self.refuse("layer_types", &format!("a list of {}", list.len()), &want));
-        }
-        let kind = match list[layer].as_str() {
-            Some("attention") => Some("full_attention"),
-            Some("mamba") => Some("linear_attention"),
-            kind => kind,
-        };
-        match kinds.iter().copied().find(|&known| Some(known) == kind) {
-            Some(kind) => Ok(Some(kind)),
-            None => {
-                let want = format!("this architecture has {}", kinds.join(" and "));
-                Err(self.refuse(&format!("layer_types[{layer}]"), &list[layer].to_string(), &want))
-            }
-        }
-    }
-
-    /// A GGUF list of flags, one per layer, or the length of a pattern of which the last layer's
-    /// flag alone is false; `length` is llama.cpp's.
-    ///
-    /// # Errors
-    /// [`ModelError::File`] when it is there and neither; [`ModelError::Config`] for a list of
-    /// another length.
-    pub fn gguf_pattern(&self, gguf: &str, length: usize, layers: usize) -> Result<Vec<bool>, ModelError> {
-        let Source::Gguf { metadata, .. } = &self.source else { return Ok(vec![]) };
-        let key = self.gguf_key(gguf);
-        if let Ok(Some(flags)) = metadata.find::<&[bool]>(&key) {
-            return match flags.len() == layers {
-                true => Ok(flags.to_vec()),
-                false => {
-                    let want = format!("there are {layers} layers");
-                    Err(self.refuse(&key, &format!("a list of {}", flags.len()), &want))
-                }
-            };
-        }
-        let length = metadata.find::<usize>(&key)?.unwrap_or(length);
-        Ok((1..=layers).map(|n| length > 0 && !n.is_multiple_of(length)).collect())
-    }
-
-    /// A GGUF array of whole numbers.
-    ///
-    /// # Errors
-    /// [`ModelError::File`] when it is present but not such an array.
-    pub fn gguf_sizes(&self, gguf: &str) -> Result<Option<Vec<usize>>, ModelError> {
-        match &self.source {
-            Source::Json { .. } => Ok(None),
-            Source::Gguf { metadata, .. } => Ok(metadata.find::<Vec<usize>>(&self.gguf_key(gguf))?),
-        }
-    }
-
-    /// A GGUF number of each layer, where the file lists them; `None` where it has one for all, or
-    /// none.
-    ///
-    /// # Errors
-    /// As [`Self::gguf_sizes`].
-    pub fn gguf_layers(&self, gguf: &str) -> Result<Option<Vec<usize>>, ModelError> {
-        match self.optional_size("", gguf) {
-            Err(_) => self.gguf_sizes(gguf),
-            Ok(_) => Ok(None),
-        }
-    }
-
-    /// Key heads of layers with attention. GGUF may list them by layer, those without having none.
-    ///
-    /// # Errors
-    /// As [`Self::optional_size`]; [`ModelError::Config`] for layers with different numbers.
-    pub fn key_heads(&self) -> Result<Option<usize>, ModelError> {
-        let key = "attention.head_count_kv";
-        let listed = if self.is_gguf() { self.gguf_layers(key)? } else { None };
-        let Some(listed) = listed else { return self.optional_size("num_key_value_heads", key) };
-        let mut heads = listed.iter().copied().filter(|&heads| heads > 0);
-        let first = heads.next();
-        match heads.find(|&other| Some(other) != first) {
-            None => Ok(first),
-            Some(_) => {
-                let want = "all layers with attention have one number here";
-                Err(self.refuse(key, &format!("{listed:?}"), want))
-            }
-        }
-    }
-
     /// The number of tokens with an embedding; `None` if the configuration does not have it.
     ///
     /// # Errors
@@ -462,108 +353,6 @@ impl<'a> Config<'a> {
         text.get(key).filter(|value| !value.is_null())
     }
 
-    /// Refuses values that the peers compute with and lowbit does not.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`], which names the key, its value and the supported values.
-    pub fn check(&self) -> Result<(), ModelError> {
-        self.each(&mut |key, role, value| {
-            let Some(Role::Only(values)) = role else { return Ok(()) };
-            let accepted = match value {
-                Found::Json(value) => value.is_null() || values.iter().any(|fixed| fixed.is(value)),
-                Found::Gguf(metadata) => {
-                    let matches = values.iter().map(|fixed| fixed.is_in(metadata, key));
-                    matches.collect::<Result<Vec<_>, _>>()?.contains(&true)
-                }
-            };
-            let got = || match value {
-                Found::Json(value) => value.to_string(),
-                Found::Gguf(metadata) => {
-                    metadata.value(key).map_or(String::new(), |value| format!("{value:?}"))
-                }
-            };
-            let want = || format!("only {} is supported", keys::listed(values));
-            if accepted { Ok(()) } else { Err(self.refuse(key, &got(), &want())) }
-        })?;
-        self.check_text_type()
-    }
-
-    /// Refuses the text part of one architecture inside another one's wrapper.
-    fn check_text_type(&self) -> Result<(), ModelError> {
-        let Source::Json { text, wrapper: Some(_), model_type: Some(outer), .. } = &self.source else {
-            return Ok(());
-        };
-        let Some(inner) = text.get("model_type").filter(|inner| !inner.is_null()) else { return Ok(()) };
-        let architecture =
-            |name: &str| arch::model_type(name, None).map(|(found, _)| std::ptr::from_ref(found));
-        let inner_name = inner.as_str();
-        if inner_name.and_then(architecture) == architecture(outer)
-            || self.found.is_some_and(|found| found.has_text_type(inner_name))
-        {
-            return Ok(());
-        }
-        let want = format!("model_type is {outer}");
-        Err(self.refuse("text_config.model_type", &inner.to_string(), &want))
-    }
-
-    /// The keys that are in no table, in the spelling of errors: lowbit does not know what they
-    /// change. None for an unknown architecture.
-    pub fn unknown_keys(&self) -> Vec<String> {
-        let mut unknown = vec![];
-        let collected = self.each(&mut |key, role, value| {
-            if role.is_none() && !matches!(value, Found::Json(Value::Null)) {
-                unknown.push(shown(key).to_string());
-            }
-            Ok(())
-        });
-        debug_assert!(collected.is_ok());
-        unknown
-    }
-
-    /// Calls `visit` for each key at the top, in `text_config` and in the objects for the rotary
-    /// embedding.
-    fn each(&self, visit: &mut Visit<'_>) -> Result<(), ModelError> {
-        match &self.source {
-            Source::Gguf { tables: [], .. } | Source::Json { tables: [], .. } => Ok(()),
-            Source::Gguf { metadata, architecture, tables } => {
-                let below = format!("{architecture}.");
-                for (key, _) in metadata.iter() {
-                    if let Some(name) = key.strip_prefix(&below) {
-                        visit(key, keys::role(tables, name), Found::Gguf(metadata))?;
-                    }
-                }
-                Ok(())
-            }
-            Source::Json { text, tables, wrapper, .. } => {
-                for (key, value) in wrapper.iter().copied().flatten() {
-                    visit(key, keys::role(&[keys::WRAPPER, keys::BASE], key), Found::Json(value))?;
-                }
-                let below = if wrapper.is_some() { "text_config." } else { "" };
-                for (key, value) in *text {
-                    visit(&format!("{below}{key}"), keys::role(tables, key), Found::Json(value))?;
-                    if !["rope_parameters", "rope_scaling"].contains(&key.as_str()) {
-                        continue;
-                    }
-                    // Some architectures have one for each kind of layer.
-                    let kinds = matches!(keys::role(tables, "rope_local_base_freq"), Some(Role::Computed(_)));
-                    for (inner, value) in value.as_object().into_iter().flatten() {
-                        let name = format!("{below}{key}.{inner}");
-                        match value.as_object().filter(|_| kinds) {
-                            None => visit(&name, keys::role(&[ROPE], inner), Found::Json(value))?,
-                            Some(nested) => {
-                                for (inner, value) in nested {
-                                    let name = format!("{name}.{inner}");
-                                    visit(&name, keys::role(&[ROPE], inner), Found::Json(value))?;
-                                }
-                            }
-                        }
-                    }
-                }
-                Ok(())
-            }
-        }
-    }
-
     /// The error for a key that must be there.
     pub fn missing(&self, key: &str) -> ModelError {
         ModelError::ConfigMissing { path: self.path.clone(), key: key.into() }
@@ -605,15 +394,6 @@ impl<'a> Config<'a> {
         };
         Err(self.refuse(key, got, want))
     }
-}
-
-/// Takes a key, its role and its value.
-type Visit<'v> = dyn FnMut(&str, Option<Role>, Found<'_>) -> Result<(), ModelError> + 'v;
-
-/// A value that [`Config::each`] came to.
-enum Found<'a> {
-    Json(&'a Value),
-    Gguf(&'a gguf::Metadata),
 }
 
 fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {

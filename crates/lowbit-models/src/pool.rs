@@ -268,8 +268,8 @@ impl Model {
     }
 
     /// As [`Self::forward_batch`] for sequences in `pool`, whose caches have room for their tokens:
-    /// one pass, in which attention alone goes sequence by sequence. Recurrences stop for marks, and
-    /// nothing else does.
+    /// one pass, in which attention alone goes sequence by sequence. Recurrences stop for marks,
+    /// and nothing else does.
     ///
     /// # Errors
     /// As [`Self::forward_batch`]; [`ModelError::PoolIsFull`] without that room;

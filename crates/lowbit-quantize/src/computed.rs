@@ -8,7 +8,7 @@ use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
     AttentionConfig, DecoderConfig, FeedforwardSpec, MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind,
-    ShortConvConfig, rope_params, rope_params_of,
+    rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -77,12 +77,9 @@ impl<'a> Computed<'a> {
         })
     }
 
-    /// The short convolution of the first layer that has one.
-    pub fn short_conv(&self) -> Option<ShortConvConfig> {
-        self.outline.spec().layers.iter().find_map(|layer| match layer.mixer {
-            MixerSpec::ShortConv(conv) => Some(conv),
-            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) => None,
-        })
+    /// True if a layer is a short convolution.
+    pub fn has_short_convolutions(&self) -> bool {
+        self.outline.spec().layers.iter().any(|layer| matches!(layer.mixer, MixerSpec::ShortConv(_)))
     }
 
     /// Elements of an attention head.
@@ -124,7 +121,7 @@ impl<'a> Computed<'a> {
     pub fn rope(&self) -> Result<RopeParams, QuantizeError> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
-        if self.architecture.conversion.windows.is_some_and(|windows| windows.like_gemma) {
+        if self.has_two_ropes() {
             return Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Full)?);
         }
         // The layout decides which elements make a pair.
@@ -155,6 +152,11 @@ impl<'a> Computed<'a> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
         Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Sliding)?.theta)
+    }
+
+    /// True if layers with a window have a rotary embedding of their own.
+    pub fn has_two_ropes(&self) -> bool {
+        self.architecture.conversion.windows.is_some_and(|windows| windows.ropes)
     }
 
     /// The layers' attention.

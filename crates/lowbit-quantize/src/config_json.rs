@@ -5,8 +5,11 @@
 use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{HeadMap, LongRope, Rope, RopeParams, RopeScaling, Yarn};
+use lowbit_models::arch::{WindowKeys, Windows};
 use lowbit_models::keys::{self, Absent, Role};
-use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, LayerSpec, MixerSpec, MoeConfig, Multipliers};
+use lowbit_models::layers::{
+    AttentionConfig, DeltaNetConfig, FeedforwardSpec, LayerSpec, MixerSpec, MoeConfig, Multipliers,
+};
 use lowbit_models::names::{A_LOG, Name, ROUTER, SHORT_CONV};
 use serde_json::{Map, Value as Json, json};
 
@@ -79,9 +82,10 @@ impl TextConfig<'_> {
             None => self.put("hidden_act", "silu"),
         }
         match source.architecture.conversion.windows {
-            Some(windows) if windows.like_gemma => self.windows_of_gemma()?,
-            Some(_) => self.windows(),
             None => {}
+            Some(Windows { keys: WindowKeys::Types, .. }) => self.windows(),
+            Some(Windows { keys: WindowKeys::Interval, .. }) => self.windows_of_gemma()?,
+            Some(Windows { keys: WindowKeys::Letters, .. }) => self.windows_by_letters(),
         }
         if source.computes("logits_scaling") {
             self.multipliers()?;
@@ -152,14 +156,32 @@ impl TextConfig<'_> {
         let (window, sliding) = self.source.windows();
         let kind = |&sliding: &bool| if sliding { "sliding_attention" } else { "full_attention" };
         self.put("layer_types", sliding.iter().map(kind).collect::<Vec<_>>());
-        if let Some(window) = window {
-            self.put("sliding_window", window);
+        match window {
+            Some(window) => self.put("sliding_window", window),
+            // Readers want one even where no layer has it.
+            None => drop(self.json.entry("sliding_window").or_insert(4096.into())),
         }
+    }
+
+    /// The same, with a letter for each layer, which mlx-lm reads.
+    fn windows_by_letters(&mut self) {
+        self.windows();
+        let (_, sliding) = self.source.windows();
+        let is_repeated = |length: &usize| (0..sliding.len()).all(|i| sliding[i % length] == sliding[i]);
+        // Layers without a window rotate where no layer has one, not even in name.
+        if !sliding.contains(&true) && self.source.attention().any(AttentionConfig::rotates) {
+            self.json.insert("sliding_window".into(), Json::Null);
+            self.json.insert("sliding_window_pattern".into(), Json::Null);
+            return;
+        }
+        let letter = |&sliding: &bool| if sliding { 'L' } else { 'G' };
+        let length = (1..=sliding.len()).find(is_repeated).unwrap_or(sliding.len());
+        self.put("sliding_window_pattern", sliding[..length].iter().map(letter).collect::<String>());
     }
 
     /// The layers that have windows, their rotary embedding, and the factor of scores.
     fn windows_of_gemma(&mut self) -> Result<(), QuantizeError> {
-        let (window, sliding) = self.source.windows();
+        let (_, sliding) = self.source.windows();
         self.windows();
         // mlx-lm reads the interval alone.
         let fits = |interval: &usize| {
@@ -174,10 +196,6 @@ impl TextConfig<'_> {
             )
         })?;
         self.put("sliding_window_pattern", interval);
-        if window.is_none() {
-            // Readers want one even where no layer has it.
-            self.json.entry("sliding_window").or_insert(4096.into());
-        }
         if let Some(attention) = self.source.attention().next() {
             let scale = f64::from(attention.scale);
             self.put("query_pre_attn_scalar", (1.0 / (scale * scale)).round() as usize);
@@ -230,7 +248,11 @@ impl TextConfig<'_> {
             self.put("decoder_sparse_step", config.size("decoder_sparse_step", "")?);
             self.put("mlp_only_layers", config.sizes("mlp_only_layers")?);
         }
-        // mlx-lm wants it even where no layer is of that size.
+        // mlx-lm wants these even where no layer is of that size.
+        let key = "shared_intermediate_size";
+        if keys::role(self.source.text_type().tables, key).is_some() {
+            self.json.entry(key).or_insert(0.into());
+        }
         if architecture.mlx_prefix.is_empty() {
             self.json.entry("intermediate_size").or_insert(moe.moe_intermediate_size.into());
         }
@@ -352,10 +374,25 @@ impl TextConfig<'_> {
             self.put("rope_parameters", scaling);
             return Ok(());
         }
+        let local = self.source.architecture.conversion.windows.filter(|windows| windows.ropes);
         self.json.remove("rope_parameters");
+        if local.is_some_and(|windows| windows.keys == WindowKeys::Types) {
+            // mlx-lm has one base for all layers, and reads what stands beside these.
+            let local = self.number("rope_theta", self.source.local_theta()?)?;
+            let mut full = scaling.clone();
+            full.entry("rope_type").or_insert("default".into());
+            full.insert("rope_theta".into(), theta.clone());
+            let sliding = json!({ "rope_type": "default", "rope_theta": local });
+            self.put("rope_parameters", json!({ "full_attention": full, "sliding_attention": sliding }));
+        }
         self.put("rope_theta", theta);
         match fraction {
-            Some(fraction) => self.put("partial_rotary_factor", fraction),
+            Some(fraction) => {
+                self.put("partial_rotary_factor", fraction);
+                if self.source.computes("rotary_dim") {
+                    self.put("rotary_dim", rope.rotary_dim);
+                }
+            }
             // Scaled embeddings of transformers read it also where whole heads are rotated.
             None => drop(self.json.remove("partial_rotary_factor")),
         }

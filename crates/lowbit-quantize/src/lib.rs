@@ -12,6 +12,7 @@ mod heads;
 mod learn;
 mod left_out;
 mod mlx;
+mod mlx_lm;
 mod output_path;
 mod planned;
 mod recipe;

@@ -7,12 +7,11 @@ use crate::config_json::{TextConfig, wrapped};
 use crate::converted::Converted;
 use crate::from_gguf;
 use crate::left_out::extras;
+use crate::mlx_lm;
 use crate::source::Source;
 use crate::tensor::{Change, Tensor};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
-use lowbit_kernels::ops::{RopeScaling, RouterScores};
 use lowbit_models::arch::{self, Architecture, Extra};
-use lowbit_models::layers::MoeConfig;
 use serde_json::Value as Json;
 use std::borrow::Cow;
 
@@ -33,7 +32,7 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
             Converted { config: config(computed)?, tensors, warnings: extras(computed, &[]) }
         }
     };
-    warnings.extend(not_in_mlx_lm(computed)?);
+    warnings.extend(mlx_lm::differences(computed)?);
     Ok(Converted { config, tensors, warnings })
 }
 
@@ -76,37 +75,6 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
         made.shift_remove("architectures");
     }
     Ok(Json::Object(made))
-}
-
-/// Things that lowbit and transformers compute, but mlx-lm 0.32 does not, a sentence each.
-fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> {
-    let path = computed.config.path().display();
-    let mut warnings = vec![];
-    if computed.outline.has_windows() && computed.architecture.conversion.windows.is_none() {
-        let what = "attends to all tokens before, although sliding_window says that layers do not";
-        warnings.push(format!("{path}: mlx-lm {what}: it computes longer texts otherwise"));
-    }
-    if let Some(MoeConfig { router, .. }) = computed.experts()
-        && router.scores == RouterScores::Sigmoid
-        && computed.computes("n_shared_experts")
-    {
-        if router.top_k == 1 && router.normalize {
-            let what = "mlx-lm does not divide the weight of a single expert by itself";
-            warnings.push(format!("{path}: {what}, although norm_topk_prob is true: it computes otherwise"));
-        }
-        if router.n_group > 1 {
-            let what = "mlx-lm takes experts of other groups before those whose score plus bias is negative";
-            warnings.push(format!("{path}: {what}: it may compute otherwise"));
-        }
-    }
-    if let RopeScaling::Yarn(yarn) = computed.rope()?.scaling
-        && !yarn.truncate
-    {
-        warnings.push(format!(
-            "{path}: mlx-lm takes YaRN's truncate, which is false, for true: it computes otherwise"
-        ));
-    }
-    Ok(warnings)
 }
 
 /// The facts that renaming depends on.

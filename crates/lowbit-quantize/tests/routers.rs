@@ -1,5 +1,5 @@
-//! GLM-4.5 and LFM2 between layouts: experts chosen by sigmoids with a bias, dense layers before
-//! them, short convolutions.
+//! Families between layouts: GLM-4.5, LFM2 and MiniMax-M2 (experts chosen by sigmoids with a bias,
+//! dense layers before them, short convolutions), Olmo, EXAONE and Hunyuan (norms in other places).
 
 mod support;
 
@@ -60,6 +60,83 @@ fn lfm2() {
         config.as_object_mut().unwrap().remove("layer_types");
     });
     every_layout_computes_the_same("lfm2_moe", |_| ());
+}
+
+#[test]
+fn minimax_m2() {
+    let warnings = every_layout_computes_the_same("minimax_m2", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let (folder, source) = changed("minimax_m2", |_| ());
+    let made = folder.path().join("made");
+    to(&source, &made, &plain()).unwrap();
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    let names = ["e_score_correction_bias", "gate.weight", "switch_mlp.up_proj.weight"];
+    for name in names.map(|name| format!("model.layers.1.block_sparse_moe.{name}")) {
+        assert!(checkpoint.tensors().get(&name).is_some(), "{name}");
+    }
+    // mlx-lm wants these keys.
+    let config = checkpoint.config().unwrap();
+    assert_eq!([&config["rotary_dim"], &config["shared_intermediate_size"]], [&json!(12), &json!(0)]);
+}
+
+#[test]
+fn olmo() {
+    let warnings = every_layout_computes_the_same("olmo2", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    every_layout_computes_the_same("olmo3", |_| ());
+    every_layout_computes_the_same("olmo3", |config| {
+        config["layer_types"] = json!(["full_attention", "sliding_attention", "full_attention"]);
+    });
+    // Without a window in any layer, it is Olmo 2 but for its configuration.
+    every_layout_computes_the_same("olmo3", |config| {
+        config["layer_types"] = json!(["full_attention", "full_attention", "full_attention"]);
+    });
+    // mlx-lm and llama.cpp have one base for both kinds of layers.
+    let (folder, source) = changed("olmo3", |config| {
+        let config = config.as_object_mut().unwrap();
+        config.remove("rope_scaling");
+        let of = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+        let both = json!({"full_attention": of(1e6), "sliding_attention": of(1e4)});
+        config.insert("rope_parameters".into(), both);
+    });
+    for (output, recipe, peer) in [("made", plain(), "mlx-lm"), ("made.gguf", gguf(), "frequencies")] {
+        let error = to(&source, &folder.path().join(output), &recipe).unwrap_err();
+        assert!(error.contains(peer), "{error}");
+    }
+}
+
+#[test]
+fn exaone_4() {
+    // Without windows, as the smaller model.
+    let all_full = |config: &mut Value| {
+        config["layer_types"] = json!(["full_attention", "full_attention", "full_attention"]);
+        config["sliding_window"] = Value::Null;
+        config["sliding_window_pattern"] = Value::Null;
+    };
+    every_layout_computes_the_same("exaone4", all_full);
+    let (folder, source) = changed("exaone4", |_| ());
+    let made = folder.path().join("made");
+    to(&source, &made, &plain()).unwrap();
+    let apart = apart(&logits(&source), &logits(&made));
+    assert!(apart <= 1e-6, "{apart}");
+    let config = Checkpoint::open(&made).unwrap().config().unwrap().clone();
+    assert_eq!(config["sliding_window_pattern"], json!("LLG"));
+    // llama.cpp has windows in the 32B alone, by its number of layers.
+    let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("64 layers alone; this one has 3"), "{error}");
+    // mlx-lm reads the pattern alone.
+    let mut other = config;
+    other["sliding_window_pattern"] = json!("LGG");
+    std::fs::write(made.join("config.json"), other.to_string()).unwrap();
+    let error = to(&made, &folder.path().join("other"), &plain()).unwrap_err();
+    assert!(error.contains("sliding_window_pattern") && error.contains("layer_types"), "{error}");
+}
+
+#[test]
+fn hunyuan() {
+    let warnings = every_layout_computes_the_same("hunyuan", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    every_layout_computes_the_same("hunyuan", |config| config["rope_scaling"] = Value::Null);
 }
 
 /// mlx-lm has GLM's routers in a class of their own, and LFM2's in a linear layer.

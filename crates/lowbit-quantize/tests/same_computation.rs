@@ -283,6 +283,101 @@ fn what_cannot_be_said_is_refused_before_anything_is_written() {
     }
 }
 
+/// mlx-lm has no output layer beside the embedding in LFM2, whatever its configuration says.
+#[test]
+fn an_output_layer_that_mlx_lm_does_not_have_is_refused() {
+    for name in ["lfm2", "lfm2_moe"] {
+        let source = changed(name, with("tie_word_embeddings", false.into()), |tensors| {
+            let (dtype, shape, mut bytes) = tensors["model.embed_tokens.weight"].clone();
+            bytes.rotate_left(4);
+            tensors.insert("lm_head.weight".into(), (dtype, shape, bytes));
+        });
+        let error = to_mlx(source.path()).map(|(_, summary)| summary).unwrap_err();
+        assert!(error.contains("tie_word_embeddings is false, but mlx-lm always ties"), "{error}");
+        let (file, _) = to_gguf(source.path()).unwrap();
+        assert_same(name, source.path(), &file);
+    }
+}
+
+fn assert_warned(what: &str, source: &Source, want: Option<&str>) {
+    let (made, summary) = to_mlx(source.path()).unwrap();
+    let of_mlx_lm: Vec<_> = summary.warnings.iter().filter(|text| text.contains("mlx-lm")).collect();
+    match want {
+        Some(want) => assert!(of_mlx_lm.iter().any(|text| text.contains(want)), "{what}: {of_mlx_lm:?}"),
+        None => assert!(of_mlx_lm.is_empty(), "{what}: {of_mlx_lm:?}"),
+    }
+    assert_same(what, source.path(), &made.path().join("made"));
+}
+
+/// A model of LFM2's layer with attention alone.
+fn without_convolutions() -> Source {
+    let config = |config: &mut Map<String, Value>| {
+        config.insert("num_hidden_layers".into(), 1.into());
+        config.insert("layer_types".into(), json!(["full_attention"]));
+    };
+    changed("lfm2", config, |tensors| {
+        let kept = std::mem::take(tensors).into_iter().filter_map(|(name, tensor)| {
+            let name = name.replacen("layers.1.", "layers.0.", 1);
+            let is_other = name.contains("layers.2.") || name.contains(".conv.");
+            (!is_other).then_some((name, tensor))
+        });
+        // The first layer's MLP goes for that of the second one, which comes later.
+        tensors.extend(kept);
+    })
+}
+
+#[test]
+fn differences_of_mlx_lm_are_named() {
+    let scaled = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64});
+    for (name, is_computed) in [
+        ("qwen3", true),
+        ("qwen3_moe", false),
+        ("mixtral", false),
+        ("glm4", false),
+        ("glm4_moe", false),
+        ("lfm2", false),
+        ("hunyuan", false),
+        ("minimax_m2", false),
+        ("olmo2", true),
+    ] {
+        let change = |config: &mut Map<String, Value>| {
+            config.remove("rope_parameters");
+            config.insert("rope_scaling".into(), scaled.clone());
+        };
+        let want = "does not scale this architecture's rotary embedding as yarn";
+        assert_warned(name, &changed(name, change, |_| ()), (!is_computed).then_some(want));
+    }
+    for (name, is_read) in [("llama2", true), ("glm4", false), ("qwen2_moe", false)] {
+        let source = changed(name, with("tie_word_embeddings", true.into()), |tensors| {
+            tensors.remove("lm_head.weight");
+        });
+        assert_warned(name, &source, (!is_read).then_some("wants an output layer of this architecture"));
+    }
+    let full = json!(["full_attention", "full_attention", "full_attention"]);
+    for name in ["olmo3", "exaone4"] {
+        let source = changed(name, with("layer_types", full.clone()), |_| ());
+        assert_warned(name, &source, Some("wants layers of both kinds, with a window and without"));
+        assert_warned(name, &changed(name, |_| (), |_| ()), None);
+    }
+    let source = without_convolutions();
+    assert_warned("lfm2", &source, Some("wants layers of both kinds"));
+    let (file, _) = to_gguf(source.path()).unwrap();
+    assert_same("lfm2 without convolutions", source.path(), &file);
+}
+
+#[test]
+fn an_output_layer_that_llama_cpp_wants_is_named() {
+    for (name, architecture) in [("olmo2", "olmo2"), ("minimax_m2", "minimax-m2")] {
+        let source = changed(name, with("tie_word_embeddings", true.into()), |tensors| {
+            tensors.remove("lm_head.weight");
+        });
+        let (file, summary) = to_gguf(source.path()).unwrap();
+        let want = format!("wants an output layer of the architecture {architecture}");
+        assert!(summary.warnings.iter().any(|text| text.contains(&want)), "{:?}", summary.warnings);
+        assert_same(name, source.path(), &file);
+    }
+}
+
 #[test]
 fn layers_that_predict_further_tokens_are_kept_in_gguf_and_named_elsewhere() {
     let source = changed("qwen3_5", |_| (), |_| ());

@@ -24,6 +24,12 @@ use std::time::Instant;
 /// Texts of a request, as OpenAI has it.
 const INPUTS: usize = 2048;
 
+/// Fields that say nothing of the embeddings.
+pub(crate) const WITHOUT_EFFECT: [&str; 3] = ["user", "input_type", "add_special_tokens"];
+
+/// Those of Ollama's requests.
+pub(crate) const OLLAMA_WITHOUT_EFFECT: [&str; 2] = ["keep_alive", "options"];
+
 /// The texts that are to be embedded.
 struct Asked {
     model: String,
@@ -142,7 +148,7 @@ impl Asked {
                 return Err(ApiError::unsupported("truncate_prompt_tokens", problem));
             }
         };
-        fields.ignore(&["user", "input_type", "add_special_tokens"]);
+        fields.ignore(&WITHOUT_EFFECT);
         Self::rest(app, fields, (model, "input"), cuts, base64)
     }
 
@@ -150,7 +156,7 @@ impl Asked {
         let model = ollama::name(&mut fields, &app.served)?;
         // As Ollama has it.
         let cuts = fields.take("truncate")?.unwrap_or(true);
-        fields.ignore(&["keep_alive", "options"]);
+        fields.ignore(&OLLAMA_WITHOUT_EFFECT);
         Self::rest(app, fields, (model, name), cuts, false)
     }
 

@@ -100,7 +100,7 @@ impl<A> Entry<A> {
     }
 
     pub(crate) fn is_named(&self, name: &str) -> bool {
-        name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*")
+        [&self.name].into_iter().chain(&self.aliases).any(|known| known == name || known == "*")
     }
 
     /// The time of its last use, if no request has it and `is_idle` is true of it.

@@ -28,6 +28,16 @@ enum Kind {
     Generate,
 }
 
+/// Fields of requests that say nothing of the reply.
+pub(crate) const WITHOUT_EFFECT: [&str; 1] = ["keep_alive"];
+
+/// Those in `options`: settings of a runtime that lowbit does not have.
+pub(crate) const OPTIONS_WITHOUT_EFFECT: [&str; 7] =
+    ["num_ctx", "num_batch", "num_gpu", "num_thread", "num_keep", "main_gpu", "use_mmap"];
+
+/// Those of `/api/show`.
+pub(crate) const SHOW_WITHOUT_EFFECT: [&str; 1] = ["verbose"];
+
 struct Asked {
     job: Job,
     model: String,
@@ -94,21 +104,13 @@ impl Asked {
         };
         options.max_tokens = tokens.unwrap_or(options.max_tokens);
         let stops = stops(&mut of_options, "stop")?;
-        of_options.ignore(&[
-            "num_ctx",
-            "num_batch",
-            "num_gpu",
-            "num_thread",
-            "num_keep",
-            "main_gpu",
-            "use_mmap",
-        ]);
+        of_options.ignore(&OPTIONS_WITHOUT_EFFECT);
         warnings.unknown(&of_options);
         let stream = fields.take("stream")?.unwrap_or(true);
         let wanted = form(&mut fields)?;
         fields.refuse(&["images"], "lowbit reads text alone")?;
         fields.refuse(&["suffix", "context", "template"], "is not done here")?;
-        fields.ignore(&["keep_alive"]);
+        fields.ignore(&WITHOUT_EFFECT);
         let prompt = match kind {
             Kind::Chat => {
                 let conversation = conversation(app, &mut fields, &mut warnings)?;
@@ -337,20 +339,25 @@ fn details() -> Value {
 /// `/api/show`.
 pub(crate) async fn show(State(host): State<Arc<Host>>, body: Body) -> Result<Response<Body>, ApiError> {
     let shown = body::worked(&host, body, |app, mut fields| {
+        let mut warnings = Warnings::default();
         name(&mut fields, &app.served)?;
+        fields.ignore(&SHOW_WITHOUT_EFFECT);
+        warnings.unknown(&fields);
         let mentions = |text| app.served.template.as_ref().is_some_and(|template| template.mentions(text));
         let tools = mentions("tools").then_some("tools");
         let thinks = (mentions("<think>") || mentions("reasoning_content")).then_some("thinking");
         let embeds = app.served.texts_of_embeddings().is_ok().then_some("embedding");
         let more = tools.into_iter().chain(thinks).chain(embeds);
         let capabilities: Vec<&str> = ["completion"].into_iter().chain(more).collect();
-        Ok(json!({
+        let shown = json!({
             "details": details(),
             "model_info": {"general.context_length": app.context()},
             "capabilities": capabilities,
-        }))
+        });
+        Ok((shown, warnings))
     });
-    Ok(answer(&shown.await?.1))
+    let (shown, warnings) = shown.await?.1;
+    Ok(warnings.on(answer(&shown)))
 }
 
 /// `/api/version`.

@@ -29,6 +29,9 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// The names of figures in `/metrics`.
     pub metric_names: MetricNames,
+    /// True to leave the line `x-anthropic-billing-header` in the system prompts of Anthropic's
+    /// clients. It is another in each request, so that nothing of such a prompt is found again.
+    pub keep_billing_header: bool,
 }
 
 /// The names of figures in `/metrics`.
@@ -54,6 +57,7 @@ impl Default for ServeOptions {
             drain: Duration::from_secs(20),
             limits: Limits::default(),
             metric_names: MetricNames::default(),
+            keep_billing_header: false,
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::error::ApiError;
 use crate::openai::chat::conversation;
 use crate::openai::{Warnings, answer, spelled};
 use crate::prompt::{check, encode};
+use crate::sampling::model;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
@@ -63,28 +64,27 @@ pub(crate) async fn metrics(State(host): State<Arc<Host>>) -> Result<Response<Bo
 pub(crate) async fn tokenize(State(host): State<Arc<Host>>, body: Body) -> Result<Response<Body>, ApiError> {
     let value = body::worked(&host, body, |app, mut fields| {
         let served = &app.served;
-        let text = match fields.take::<String>("content")? {
-            Some(text) => Some(text),
-            None => fields.take("prompt")?,
-        };
-        let ids = match text {
-            Some(text) => {
-                let special =
-                    fields.take("add_special")?.or(fields.take("add_special_tokens")?).unwrap_or(false);
-                encode(|| served.tokenizer.encode(&text, special))?
-            }
-            None => conversation(app, &mut fields, &mut Warnings::default())?.prompt(served)?.ids.to_vec(),
-        };
+        let mut warnings = Warnings::default();
+        model(&mut fields, served)?;
+        let (text, prompt): (Option<String>, Option<String>) =
+            (fields.take("content")?, fields.take("prompt")?);
+        let special = fields.take("add_special")?.or(fields.take("add_special_tokens")?).unwrap_or(false);
         let pieces = fields.take("with_pieces")?.unwrap_or(false);
+        let ids = match text.or(prompt) {
+            Some(text) => encode(|| served.tokenizer.encode(&text, special))?,
+            None => conversation(app, &mut fields, &mut warnings)?.prompt(served)?.ids.to_vec(),
+        };
+        warnings.unknown(&fields);
         let tokens: Vec<Value> = match pieces {
             true => {
                 ids.iter().map(|&id| json!({"id": id, "piece": spelled(&served.tokenizer, id)})).collect()
             }
             false => ids.iter().map(|&id| id.into()).collect(),
         };
-        Ok(json!({"tokens": tokens, "count": ids.len(), "max_model_len": app.context()}))
+        let value = json!({"tokens": tokens, "count": ids.len(), "max_model_len": app.context()});
+        Ok((value, warnings))
     });
-    Ok(answer(&value.await?.1))
+    Ok(warned(value.await?.1))
 }
 
 /// The text of ids (`tokens`).
@@ -93,14 +93,17 @@ pub(crate) async fn detokenize(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     let value = body::worked(&host, body, |app, mut fields| {
+        let mut warnings = Warnings::default();
+        model(&mut fields, &app.served)?;
         let ids: Vec<u32> = fields.need("tokens")?;
+        warnings.unknown(&fields);
         check(&app.served, &ids, "tokens")?;
         let text = app.served.tokenizer.decode(&ids);
         let text = text.map_err(|error| ApiError::field("tokens", error))?;
         // llama.cpp's name, and vLLM's.
-        Ok(json!({"content": text, "prompt": text}))
+        Ok((json!({"content": text, "prompt": text}), warnings))
     });
-    Ok(answer(&value.await?.1))
+    Ok(warned(value.await?.1))
 }
 
 /// The text that the model reads for a conversation.
@@ -109,10 +112,18 @@ pub(crate) async fn apply_template(
     body: Body,
 ) -> Result<Response<Body>, ApiError> {
     let value = body::worked(&host, body, |app, mut fields| {
-        let conversation = conversation(app, &mut fields, &mut Warnings::default())?;
-        Ok(json!({"prompt": conversation.render(&app.served)?.0}))
+        let mut warnings = Warnings::default();
+        model(&mut fields, &app.served)?;
+        let conversation = conversation(app, &mut fields, &mut warnings)?;
+        warnings.unknown(&fields);
+        Ok((json!({"prompt": conversation.render(&app.served)?.0}), warnings))
     });
-    Ok(answer(&value.await?.1))
+    Ok(warned(value.await?.1))
+}
+
+/// The answer with the warnings about its request.
+fn warned((value, warnings): (Value, Warnings)) -> Response<Body> {
+    warnings.on(answer(&value))
 }
 
 /// A chat in a browser.

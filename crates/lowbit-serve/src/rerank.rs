@@ -21,6 +21,9 @@ use std::sync::Arc;
 /// Documents of a request.
 const DOCUMENTS: usize = 2048;
 
+/// Fields that say nothing of the scores.
+pub(crate) const WITHOUT_EFFECT: [&str; 1] = ["user"];
+
 /// The documents that are to be scored.
 struct Asked {
     model: String,
@@ -84,7 +87,7 @@ impl Asked {
         if let Some(instruction) = fields.take("instruction")? {
             options.instruction = Prompt::Text(instruction);
         }
-        fields.ignore(&["user"]);
+        fields.ignore(&WITHOUT_EFFECT);
         let mut warnings = Warnings::default();
         warnings.unknown(&fields);
         // Whatever is wrong with the model is known before the request waits.

@@ -130,6 +130,6 @@ impl Served {
 
     /// True if requests may call it this.
     pub(crate) fn is_named(&self, name: &str) -> bool {
-        name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*")
+        [&self.name].into_iter().chain(&self.aliases).any(|known| known == name || known == "*")
     }
 }

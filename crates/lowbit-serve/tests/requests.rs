@@ -2,9 +2,11 @@
 
 mod support;
 
+use lowbit::ChatTemplate;
 use lowbit_engine::Finish;
+use lowbit_serve::Served;
 use serde_json::{Value, json};
-use support::{QWEN, Running, Script, Scripted};
+use support::{QWEN, Running, Script, Scripted, tokenizer};
 
 fn server() -> Running {
     let server = Running::new(Scripted::new(vec![]));
@@ -276,6 +278,18 @@ fn a_model_has_its_names_alone() {
 }
 
 #[test]
+fn a_star_is_any_name() {
+    let template = ChatTemplate::new(QWEN, "template".as_ref()).unwrap();
+    let served = |name: &str| Served::new(name, tokenizer(), Some(template.clone()));
+    for served in [served("*"), served("test").with_aliases(vec!["*".into()])] {
+        let server = Running::of(served, Scripted::new(vec![]), |_| {});
+        server.says("Well, yes.");
+        assert_eq!(server.chat(&json!({"model": "gpt-9"})).ok()["model"], "gpt-9");
+        server.get("/v1/models/gpt-9").ok();
+    }
+}
+
+#[test]
 fn texts_and_ids() {
     let server = server();
     let ids = server.ids("One two");
@@ -349,4 +363,38 @@ fn an_error_behind_the_first_byte_is_an_event() {
     let ids = server.ids("a b");
     server.engine.script(vec![Script { finish: Finish::Length, ..Script::new(ids) }]);
     assert_eq!(server.chat(&json!({})).ok()["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn t7_a_nonce_before_the_system_prompt_is_left_out() {
+    let system = |nonce: &str| {
+        let line =
+            format!("x-anthropic-billing-header: cc_version=2.1.9.{nonce}; cc_entrypoint=cli; cch={nonce};");
+        let text = "You are brief.";
+        [
+            json!([{"type": "text", "text": line}, {"type": "text", "text": text}]),
+            json!(format!("{line}\n{text}")),
+            json!(format!("{line}{text}")),
+        ]
+    };
+    let prompts = |server: &Running| -> Vec<String> {
+        for system in [system("a5145"), system("0aaa9")].into_iter().flatten() {
+            server.message(&json!({"system": system})).ok();
+        }
+        let requests = std::mem::take(&mut *server.engine.requests.lock().unwrap());
+        requests.iter().map(|request| server.tokenizer.decode(&request.prompt).unwrap()).collect()
+    };
+    let without = prompts(&server());
+    assert!(without[0].contains("system\nYou are brief."), "{}", without[0]);
+    assert!(without.iter().all(|prompt| *prompt == without[0]), "{without:?}");
+    let count = |system: Value| {
+        let body = json!({"system": system, "messages": [{"role": "user", "content": "hi"}]});
+        server().post("/v1/messages/count_tokens", &body).ok()["input_tokens"].clone()
+    };
+    assert_eq!(count(system("a5145")[1].clone()), count(json!("You are brief.")));
+    // It can be switched off.
+    let keeps = Running::with(QWEN, Scripted::new(vec![]), |options| options.keep_billing_header = true);
+    keeps.says("One moment.");
+    let kept = prompts(&keeps);
+    assert!(kept[0].contains("cch=a5145;") && kept[3].contains("cch=0aaa9;"), "{kept:?}");
 }

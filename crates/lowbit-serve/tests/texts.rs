@@ -7,36 +7,10 @@ mod reranker;
 mod support;
 
 use embedding::Embedding;
-use lowbit::{
-    Checkpoint, Device, EmbedOptions, Embedder, Model, Prompt, RerankOptions, Reranker, Target, Tokenizer,
-};
-use lowbit_serve::Served;
+use lowbit::{EmbedOptions, Embedder, Prompt, RerankOptions, Reranker};
 use serde_json::{Value, json};
-use std::path::Path;
+use support::opened::{open, serve};
 use support::{Running, Script, Scripted};
-
-/// A checkpoint, opened.
-struct Opened {
-    checkpoint: Checkpoint,
-    model: Model,
-    tokenizer: Tokenizer,
-}
-
-fn open(folder: &Path) -> Opened {
-    let checkpoint = Checkpoint::open(folder).unwrap();
-    let target = Target::new(&Device::cpu(Some(2)).unwrap(), None).unwrap().with_exact(true);
-    let (model, tokenizer) =
-        (Model::load_for(&checkpoint, target).unwrap(), Tokenizer::from_checkpoint(&checkpoint).unwrap());
-    Opened { checkpoint, model, tokenizer }
-}
-
-fn serve(folder: &Path) -> Running {
-    let Opened { checkpoint, model, tokenizer } = open(folder);
-    let vocab_size = model.config().vocab_size;
-    let served =
-        Served::new("test", tokenizer, None).with_vocab_size(vocab_size).with_model(checkpoint, model);
-    Running::of(served, Scripted::new(vec![Script::new(vec![])]), |_| {})
-}
 
 fn numbers(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()

@@ -1,4 +1,4 @@
-//! T15 of the server's acceptance tests: replies of eight families, made here in every combination
+//! T15 of the server's acceptance tests: replies of nine families, made here in every combination
 //! of their parts and read in every cut, never leave markup in their content.
 
 use lowbit::{ChatTemplate, Event, Syntax};
@@ -30,7 +30,7 @@ fn think(text: &str) -> String {
     format!("<think>\n{text}\n</think>\n\n")
 }
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     Family {
         name: "Hermes",
         mentions: "<think></think><tool_call></tool_call>",
@@ -122,6 +122,20 @@ const FAMILIES: [Family; 8] = [
                 String::new()
             } else {
                 format!("<|tool_call_start|>[{}]<|tool_call_end|>", calls.join(", "))
+            }
+        },
+    },
+    Family {
+        name: "Olmo 3",
+        mentions: "<think></think><function_calls></function_calls>",
+        prompt: "<|im_start|>assistant\n",
+        reasoning: think,
+        content: str::to_owned,
+        calls: |texts| match texts {
+            [] => String::new(),
+            texts => {
+                let calls = each(texts, |text| format!("f(s={})\n", quoted(text)));
+                format!("<function_calls>\n{calls}</function_calls>")
             }
         },
     },

@@ -67,6 +67,10 @@ struct Listen {
     /// The names of the figures in /metrics: lowbit's own, or vLLM's, which gateways read.
     #[arg(long, value_enum, value_name = "NAMES", default_value_t = Names::Lowbit)]
     metrics_names: Names,
+    /// Leave the line x-anthropic-billing-header in system prompts: it is another in each request,
+    /// so that nothing of such a prompt is found in the cache.
+    #[arg(long)]
+    keep_billing_header: bool,
     /// The time that running replies have to end after a signal to stop.
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     drain_seconds: u64,
@@ -174,6 +178,8 @@ impl Prepared {
         if names.is_empty() || arguments.models.is_none() {
             names.push(model.name().unwrap_or_else(|| stem(checkpoint.path())));
         }
+        // It answers to any name, and has one of its own all the same.
+        names.sort_by_key(|name| name == "*");
         let first = match (pooling, &template) {
             (Some(_), _) => First::Embedding,
             (None, Some(_)) => First::Chat,
@@ -230,6 +236,7 @@ impl Listen {
             Names::Lowbit => MetricNames::Lowbit,
             Names::Vllm => MetricNames::Vllm,
         };
+        options.keep_billing_header = self.keep_billing_header;
         options.drain = Duration::from_secs(self.drain_seconds);
         Ok(options)
     }

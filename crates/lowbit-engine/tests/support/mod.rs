@@ -23,13 +23,18 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A model of `tests/vectors/models`, or the demo, computed exactly in f32.
 pub fn exact(name: &str) -> Model {
+    load(name, true)
+}
+
+/// The same, with products in integers unless they are to be exact.
+pub fn load(name: &str, exact: bool) -> Model {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = match name {
         "demo-4bit" => root.join("models"),
         _ => root.join("tests/vectors/models"),
     };
     let checkpoint = Checkpoint::open(&folder.join(name)).unwrap_or_else(|error| panic!("{error}"));
-    let target = Target::new(&Device::cpu(Some(2)).unwrap(), None).unwrap().with_exact(true);
+    let target = Target::new(&Device::cpu(Some(2)).unwrap(), None).unwrap().with_exact(exact);
     Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -4,7 +4,9 @@
 //! `src/models/gemma3.cpp`.
 
 use super::biases::BY_FLAGS;
-use super::{Architecture, Conversion, ModelType, OffsetNorms, TiedByDefault, Windows, decoder, window};
+use super::{
+    Architecture, Conversion, ModelType, OffsetNorms, TiedByDefault, WindowKeys, Windows, decoder, window,
+};
 use crate::keys::Fixed::{Flag, Float, Int, Text};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key, Tables, WRAPPER};
 use crate::layers::{
@@ -43,7 +45,7 @@ pub const GEMMA3: Architecture = Architecture {
     describe,
 };
 
-const WINDOWS: Windows = Windows { interval: 6, like_gemma: true };
+const WINDOWS: Windows = Windows { interval: 6, ropes: true, keys: WindowKeys::Interval };
 
 /// All norms; llama.cpp's converter adds the 1.
 const OFFSET_NORMS: OffsetNorms = OffsetNorms {
@@ -94,9 +96,9 @@ const GGUF_KEYS: &[Key] = &[
 ];
 
 const NORMS: LayerNorms = LayerNorms {
-    mixer: INPUT_NORM,
+    mixer: Some(INPUT_NORM),
     after_mixer: Some(POST_ATTENTION_NORM),
-    feedforward: PRE_FEEDFORWARD_NORM,
+    feedforward: Some(PRE_FEEDFORWARD_NORM),
     after_feedforward: Some(POST_FEEDFORWARD_NORM),
 };
 

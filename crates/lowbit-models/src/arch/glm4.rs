@@ -3,7 +3,7 @@
 //! llama.cpp `src/models/glm4.cpp`.
 
 use super::biases::{Biases, Promise, QKV};
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder};
+use super::{Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder};
 use crate::keys::Fixed::{Flag, Float};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key};
 use crate::layers::{
@@ -23,7 +23,7 @@ pub const GLM4: Architecture = Architecture {
     names: &[TOP, ATTENTION, &[POST_SELF_ATTN_NORM, FUSED_MLP, MLP[2], FFN_NORM, POST_MLP_NORM]],
     aliases: &[],
     biases: &[Biases { promise: Promise::Flag("attention_bias"), modules: QKV }],
-    conversion: Conversion { rotary_dimension: true, ..Conversion::PLAIN },
+    conversion: Conversion { rotary_dimension: true, mlx_lm: MlxLm::UNSCALED_UNTIED, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,
@@ -50,9 +50,9 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
     let mlp = MlpConfig { fused: true, ..MlpConfig::new(intermediate_size) };
     let norms = LayerNorms {
-        mixer: INPUT_NORM,
+        mixer: Some(INPUT_NORM),
         after_mixer: Some(POST_SELF_ATTN_NORM),
-        feedforward: FFN_NORM,
+        feedforward: Some(FFN_NORM),
         after_feedforward: Some(POST_MLP_NORM),
     };
     let layers = sizes.num_hidden_layers;

@@ -4,7 +4,7 @@
 //! `models/glm4_moe.py`; llama.cpp `src/models/glm4-moe.cpp`.
 
 use super::biases::{Biases, Promise, QKV};
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder};
+use super::{Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder};
 use crate::keys::Fixed::{Float, Int, Text};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_SIGMOIDS, Key, Role};
 use crate::layers::{
@@ -34,7 +34,12 @@ pub const GLM4_MOE: Architecture = Architecture {
     ],
     aliases: &[("mlp.shared_expert", "mlp.shared_experts")],
     biases: &[Biases { promise: Promise::Flag("attention_bias"), modules: QKV }],
-    conversion: Conversion { rotary_dimension: true, predicts_in_layers: true, ..Conversion::PLAIN },
+    conversion: Conversion {
+        rotary_dimension: true,
+        predicts_in_layers: true,
+        mlx_lm: MlxLm::UNSCALED_UNTIED,
+        ..Conversion::PLAIN
+    },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,

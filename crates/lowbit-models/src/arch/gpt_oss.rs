@@ -2,7 +2,10 @@
 //! window in every other layer. Source: transformers 5.24 `models/gpt_oss`; mlx-lm 0.32
 //! `models/gpt_oss.py`; llama.cpp `src/models/openai-moe.cpp`.
 
-use super::{Architecture, Biases, Conversion, ModelType, Promise, TiedByDefault, Windows, decoder, window};
+use super::{
+    Architecture, Biases, Conversion, MlxLm, ModelType, Promise, TiedByDefault, WindowKeys, Windows, decoder,
+    window,
+};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
@@ -29,6 +32,7 @@ pub const GPT_OSS: Architecture = Architecture {
         names_plain_rope: true,
         rounds_yarn: true,
         no_gradient: Some("attention with sinks"),
+        mlx_lm: MlxLm { never_ties: true, ..MlxLm::ALL },
         ..Conversion::PLAIN
     },
     mlx_prefix: "",
@@ -43,7 +47,7 @@ const PROJECTIONS: &[&str] =
 const MODULES: &[&str] =
     &["mlp.gate", "mlp.switch_mlp.gate_proj", "mlp.switch_mlp.up_proj", "mlp.switch_mlp.down_proj"];
 
-const WINDOWS: Windows = Windows { interval: 2, like_gemma: false };
+const WINDOWS: Windows = Windows { interval: 2, ropes: false, keys: WindowKeys::Types };
 
 const KEYS: &[Key] = &[
     // Of an expert.

@@ -2,7 +2,9 @@
 //! with experts in `lfm2_moe.rs`. Source: transformers 5.24 `models/lfm2`; mlx-lm 0.32
 //! `models/lfm2.py`; llama.cpp `src/models/lfm2.cpp`.
 
-use super::{Alias, Architecture, Conversion, ModelType, TiedByDefault, decoder};
+use super::{
+    Alias, Architecture, Conversion, MlxLm, ModelType, TiedByDefault, check_heads_make_up_hidden, decoder,
+};
 use crate::keys::Fixed::{Flag, Float, Int};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key, Role};
 use crate::layers::{
@@ -33,7 +35,7 @@ pub const LFM2: Architecture = Architecture {
         ("mlp.down_proj", "feed_forward.w2"),
     ],
     biases: &[],
-    conversion: Conversion::PLAIN,
+    conversion: Conversion { mlx_lm: MlxLm::UNSCALED, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TIED,
     describe,
@@ -157,14 +159,7 @@ impl Hybrid {
         }
         let attention = AttentionConfig::new(config, weights, hidden, RopeLayout::HalfSplit)?;
         let attention = AttentionConfig { head_norm: Some(sizes.rms_norm_eps), ..attention };
-        let queries = weights.product(
-            ["num_attention_heads", "head_dim"],
-            [attention.num_attention_heads, attention.head_dim],
-        )?;
-        if queries != hidden {
-            let want = format!("mlx-lm and llama.cpp have heads that make up the hidden size, {hidden}");
-            return Err(config.refuse("num_attention_heads * head_dim", &queries.to_string(), &want));
-        }
+        check_heads_make_up_hidden(config, weights, &attention, "mlx-lm and llama.cpp")?;
         let conv = ShortConvConfig {
             hidden_size: hidden,
             conv_L_cache: config.size("conv_L_cache", "shortconv.l_cache")?,

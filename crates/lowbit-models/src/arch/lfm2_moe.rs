@@ -3,7 +3,7 @@
 //! `src/models/lfm2moe.cpp`.
 
 use super::lfm2::{Hybrid, LFM2_GGUF_KEYS, LFM2_KEYS, LFM2_NAMES, NORMS, O_PROJ, TIED};
-use super::{Architecture, Conversion, ModelType};
+use super::{Architecture, Conversion, MlxLm, ModelType};
 use crate::keys::Fixed::{Flag, Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, Key};
 use crate::layers::{DecoderSpec, FeedforwardSpec, MlpConfig, MoeConfig};
@@ -44,6 +44,7 @@ pub const LFM2_MOE: Architecture = Architecture {
             ("mlp.up_proj", "feed_forward.up_proj"),
             ("mlp.down_proj", "feed_forward.down_proj"),
         ],
+        mlx_lm: MlxLm::UNSCALED,
         ..Conversion::PLAIN
     },
     mlx_prefix: "",

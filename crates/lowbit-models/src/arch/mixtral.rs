@@ -2,7 +2,7 @@
 //! `models/mixtral`; mlx-lm 0.32 `models/mixtral.py`; llama.cpp `src/models/llama.cpp`.
 
 use super::llama::ROPE_DIVISORS;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, permuted, window};
+use super::{Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder, permuted, window};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_DENSE, Key, Role};
 use crate::layers::{
@@ -25,7 +25,12 @@ pub const MIXTRAL: Architecture = Architecture {
         ("mlp.experts.{}.down_proj", "block_sparse_moe.experts.{}.w2"),
     ],
     biases: &[],
-    conversion: Conversion { like_llama: true, rope_divisors: ROPE_DIVISORS, ..Conversion::PLAIN },
+    conversion: Conversion {
+        like_llama: true,
+        rope_divisors: ROPE_DIVISORS,
+        mlx_lm: MlxLm::UNSCALED,
+        ..Conversion::PLAIN
+    },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,

@@ -4,16 +4,21 @@
 
 mod biases;
 pub use biases::{Biases, Promise};
+mod exaone4;
 mod gemma3;
 mod glm4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
+mod minimax_m2;
 mod mistral3;
 mod mixtral;
+mod olmo2;
+mod olmo3;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -95,6 +100,10 @@ pub struct Conversion {
     pub no_gradient: Option<&'static str>,
     /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
     pub rotary_dimension: bool,
+    /// A `dynamic` rotary embedding with `alpha` has a larger base and is otherwise a plain one.
+    pub alpha_rope: bool,
+    /// llama.cpp wants an output layer, also where it is the embedding.
+    pub gguf_never_ties: bool,
     /// GGUF always has the sections of multimodal positions.
     pub sections: bool,
     /// GGUF has value heads that read one key head apart from each other.
@@ -106,6 +115,28 @@ pub struct Conversion {
     pub predicts_in_layers: bool,
     /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
     pub mlx_aliases: &'static [Alias],
+    /// What mlx-lm computes of it.
+    pub mlx_lm: MlxLm,
+}
+
+/// What mlx-lm 0.32 computes of an architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct MlxLm {
+    /// The kinds of scaled rotary embeddings; `None` for all.
+    pub rope_types: Option<&'static [&'static str]>,
+    /// The output layer is never the embedding there: a checkpoint without one is not read.
+    pub never_ties: bool,
+    /// Where there are windows, some layers must have one, and others none.
+    pub wants_both_kinds: bool,
+}
+
+impl MlxLm {
+    /// All that transformers computes.
+    pub const ALL: Self = Self { rope_types: None, never_ties: false, wants_both_kinds: false };
+    /// No scaled rotary embeddings.
+    pub const UNSCALED: Self = Self { rope_types: Some(&[]), ..Self::ALL };
+    /// Neither those nor a tied output layer.
+    pub const UNSCALED_UNTIED: Self = Self { never_ties: true, ..Self::UNSCALED };
 }
 
 /// Windows that only some layers have.
@@ -113,9 +144,21 @@ pub struct Conversion {
 pub struct Windows {
     /// Of so many layers the last one has no window, where a GGUF file does not say it.
     pub interval: usize,
-    /// Layers with a window have a rotary embedding of their own, and mlx-lm reads the interval
-    /// alone, as of Gemma 3.
-    pub like_gemma: bool,
+    /// Layers with a window have a rotary embedding of their own.
+    pub ropes: bool,
+    /// The keys of `config.json`.
+    pub keys: WindowKeys,
+}
+
+/// The keys by which `config.json` says which layers have windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKeys {
+    /// `layer_types`.
+    Types,
+    /// Of Gemma 3: mlx-lm reads an interval alone.
+    Interval,
+    /// Of EXAONE 4: mlx-lm reads a letter for each layer, `L` where there is a window.
+    Letters,
 }
 
 /// LongRoPE's divisors, for contexts of the original training's length and for longer ones.
@@ -133,11 +176,14 @@ impl Conversion {
         rounds_yarn: false,
         no_gradient: None,
         rotary_dimension: false,
+        alpha_rope: false,
+        gguf_never_ties: false,
         sections: false,
         tiled_value_heads: false,
         fused_delta_nets: false,
         predicts_in_layers: false,
         mlx_aliases: &[],
+        mlx_lm: MlxLm::ALL,
     };
 }
 
@@ -282,16 +328,22 @@ pub const ARCHITECTURES: &[Architecture] = &[
     glm4_moe::GLM4_MOE,
     smollm3::SMOLLM3,
     seed_oss::SEED_OSS,
+    olmo2::OLMO2,
+    // Called olmo2 in GGUF, too.
+    olmo3::OLMO3,
+    exaone4::EXAONE4,
+    hunyuan::HUNYUAN,
+    minimax_m2::MINIMAX_M2,
 ];
 
-/// The architecture that GGUF calls `name`, with experts or without: Mixtral has Llama's name.
-pub fn gguf(name: &str, experts: bool) -> Option<&'static Architecture> {
-    let mut named = ARCHITECTURES.iter().filter(|architecture| architecture.gguf == name);
-    let first = named.next()?;
-    match experts && first.gguf_name(ROUTER.0).is_none() {
-        true => named.next().or(Some(first)),
-        false => Some(first),
-    }
+/// The architecture that GGUF calls `name`, with experts or without, with windows in some layers or
+/// without: Mixtral has Llama's name, and Olmo 3 that of Olmo 2.
+pub fn gguf(name: &str, experts: bool, windows: bool) -> Option<&'static Architecture> {
+    let lacks = |architecture: &&'static Architecture| {
+        let no_windows = architecture.conversion.windows.is_none();
+        (experts && architecture.gguf_name(ROUTER.0).is_none(), windows && no_windows)
+    };
+    ARCHITECTURES.iter().filter(|architecture| architecture.gguf == name).min_by_key(lacks)
 }
 
 /// The architecture whose `model_type` is `name`, and that type. `inner` is the type of the
@@ -348,6 +400,23 @@ pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
 /// k's rows so that pairs are neighbours.
 pub(crate) fn permuted(config: &Config<'_>) -> RopeLayout {
     if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit }
+}
+
+/// Refuses heads that do not make up the hidden size, where `peers` take that for granted.
+pub(crate) fn check_heads_make_up_hidden(
+    config: &Config<'_>,
+    weights: &Weights<'_>,
+    attention: &AttentionConfig,
+    peers: &str,
+) -> Result<(), ModelError> {
+    let AttentionConfig { num_attention_heads: heads, head_dim, hidden_size: hidden, .. } = *attention;
+    match weights.product(["num_attention_heads", "head_dim"], [heads, head_dim])? {
+        queries if queries == hidden => Ok(()),
+        queries => {
+            let want = format!("{peers} have heads that make up the hidden size, {hidden}");
+            Err(config.refuse("num_attention_heads * head_dim", &queries.to_string(), &want))
+        }
+    }
 }
 
 /// The decoder of these sizes whose layer `i` has the attention `attention(i)` and a SwiGLU MLP.

@@ -2,7 +2,7 @@
 //! Source: transformers 5.24 `models/phi3`; mlx-lm 0.32 `models/phi3.py`; llama.cpp
 //! `src/models/phi3.cpp`.
 
-use super::{Architecture, Conversion, LONG_ROPE, ModelType, TiedByDefault, decoder, window};
+use super::{Architecture, Conversion, LONG_ROPE, MlxLm, ModelType, TiedByDefault, decoder, window};
 use crate::keys::Fixed::Float;
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key};
 use crate::layers::{
@@ -20,7 +20,12 @@ pub const PHI3: Architecture = Architecture {
     names: &[TOP, &[INPUT_NORM, FUSED_QKV, O_PROJ, FUSED_MLP, MLP[2], FFN_NORM]],
     aliases: &[],
     biases: &[],
-    conversion: Conversion { rotary_dimension: true, rope_divisors: LONG_ROPE, ..Conversion::PLAIN },
+    conversion: Conversion {
+        rotary_dimension: true,
+        rope_divisors: LONG_ROPE,
+        mlx_lm: MlxLm { rope_types: Some(&["linear", "longrope"]), ..MlxLm::ALL },
+        ..Conversion::PLAIN
+    },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,

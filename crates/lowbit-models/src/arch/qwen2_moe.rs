@@ -4,7 +4,7 @@
 
 use super::biases::{Biases, Promise, QKV};
 use super::qwen3_moe::feedforward;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder};
+use super::{Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder};
 use crate::keys::Fixed::{Flag, Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, Key};
 use crate::layers::{
@@ -22,7 +22,7 @@ pub const QWEN2_MOE: Architecture = Architecture {
     names: &[TOP, ATTENTION, &MLP, names::EXPERTS, &SHARED_EXPERT, &[SHARED_EXPERT_GATE, FFN_NORM]],
     aliases: &[],
     biases: &[Biases { promise: Promise::Flag("qkv_bias"), modules: QKV }],
-    conversion: Conversion::PLAIN,
+    conversion: Conversion { mlx_lm: MlxLm::UNSCALED_UNTIED, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,

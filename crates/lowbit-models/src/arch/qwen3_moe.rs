@@ -3,7 +3,7 @@
 
 use super::biases::BY_FLAGS;
 use super::qwen3::attention;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
+use super::{Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder, window};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
     DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, MoeConfig,
@@ -19,7 +19,7 @@ pub const QWEN3_MOE: Architecture = Architecture {
     names: &[TOP, ATTENTION, HEAD_NORMS, &MLP, names::EXPERTS, &[FFN_NORM]],
     aliases: &[],
     biases: BY_FLAGS,
-    conversion: Conversion::PLAIN,
+    conversion: Conversion { mlx_lm: MlxLm::UNSCALED, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,

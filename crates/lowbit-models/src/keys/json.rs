@@ -175,7 +175,8 @@ pub const ROPE: &[Key] = &[
     Key::optional("high_freq_factor"),
     Key::optional("short_factor"),
     Key::optional("long_factor"),
-    // Ministral 3's, which others ignore.
+    // Hunyuan's and Ministral 3's, which others ignore.
+    Key::optional("alpha"),
     Key::optional("llama_4_scaling_beta"),
     Key::no_effect("max_position_embeddings"),
     Key::optional("attention_factor"),

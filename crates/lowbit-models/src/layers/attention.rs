@@ -1,8 +1,8 @@
-use super::{Linear, MergedLinear, RmsNorm, Step, rope_params, wrong_cache};
+use super::{Linear, MergedLinear, PartInput, RmsNorm, Step, rope_params, wrong_cache};
 use crate::cache::{KvCache, LayerCache};
 use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, SINKS, V_PROJ};
 use crate::outline::FREQUENCIES;
-use crate::tape::ops::{self, AddRmsNorm, Input};
+use crate::tape::ops::{self, Input};
 use crate::tape::{Heads, Inventory, Named, Var, attention, attention_in_pool, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
@@ -22,8 +22,10 @@ pub struct AttentionConfig {
     pub scale: f32,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
-    /// The eps of an RMSNorm of each query and key head, where there is one.
+    /// The eps of RMSNorms of queries and keys, where there are some.
     pub head_norm: Option<f32>,
+    /// What such norms are of.
+    pub norms_of: HeadNorms,
     /// True if the query projection also gives each head's output gate, `[query | gate]` per head.
     pub gated: bool,
     /// True if the checkpoint has q's rows, k's and v's in one matrix.
@@ -33,6 +35,17 @@ pub struct AttentionConfig {
     /// True if each query head has a sink: a learned logit that is one more term of its softmax's
     /// denominator.
     pub sinks: bool,
+}
+
+/// The values that an RMSNorm of queries or keys divides by their own size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadNorms {
+    /// Each head before it is rotated.
+    Heads,
+    /// All heads of a token together before they are rotated.
+    AllHeads,
+    /// Each head after it was rotated.
+    RotatedHeads,
 }
 
 /// Queries at position p are multiplied by `1 + beta ln(1 + floor(p / original))`, so that
@@ -114,11 +127,17 @@ impl AttentionConfig {
             rope: Arc::new(Rope::new(&rope(head_dim)?)?),
             sliding_window: None,
             head_norm: None,
+            norms_of: HeadNorms::Heads,
             gated: false,
             fused: false,
             query_scale: None,
             sinks: false,
         })
+    }
+
+    /// True if queries and keys have positions.
+    pub fn rotates(&self) -> bool {
+        self.rope.inv_freq().iter().any(|&frequency| frequency != 0.0)
     }
 
     /// The same, whose queries and keys have no positions.
@@ -145,8 +164,10 @@ pub struct Attention {
     config: AttentionConfig,
     qkv_proj: MergedLinear<3>,
     o_proj: Linear,
-    /// Of query and key heads.
+    /// Of queries and keys.
     norms: Option<[RmsNorm; 2]>,
+    /// The rotary embedding that leaves heads as they are, if their norms follow the rotation.
+    still: Option<Arc<Rope>>,
     /// [`QueryScale::table`].
     query_scales: Option<Tensor>,
     /// f32 `[num_attention_heads]`.
@@ -168,8 +189,17 @@ impl Attention {
         let norms = match config.head_norm {
             None => None,
             Some(eps) => {
-                Some([RmsNorm::load(weights, Q_NORM, dim, eps)?, RmsNorm::load(weights, K_NORM, dim, eps)?])
+                let [of_q, of_k] = match config.norms_of {
+                    HeadNorms::AllHeads => [queries, keys],
+                    HeadNorms::Heads | HeadNorms::RotatedHeads => [dim; 2],
+                };
+                let norm = |name, len| RmsNorm::load(weights, name, len, eps);
+                Some([norm(Q_NORM, of_q)?, norm(K_NORM, of_k)?])
             }
+        };
+        let still = match config.norms_of {
+            HeadNorms::RotatedHeads => Some(config.without_rope()?.rope),
+            HeadNorms::Heads | HeadNorms::AllHeads => None,
         };
         let rows = [if config.gated { 2 * queries } else { queries }, keys, keys];
         let qkv_proj = match config.fused {
@@ -185,6 +215,7 @@ impl Attention {
             qkv_proj,
             o_proj: weights.linear(O_PROJ, hidden, queries)?,
             norms,
+            still,
             config: config.clone(),
         })
     }
@@ -214,6 +245,7 @@ impl Attention {
         let window = self.config.sliding_window.filter(|&window| window < context);
         outline.word("sliding_window", window.map_or("none".into(), |window| window.to_string()));
         outline.word("output gate", self.config.gated);
+        outline.word("rotation", self.config.rotates());
         outline.numbers(FREQUENCIES, self.config.rope.inv_freq());
         if let Some(QueryScale { beta, original, .. }) = self.config.query_scale {
             outline.numbers("query scale", &[beta, original as f32]);
@@ -221,25 +253,29 @@ impl Attention {
         outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
         outline.numbers("attention scale", &[self.config.scale]);
         outline.numbers("head norms' eps", self.config.head_norm.as_slice());
+        if self.config.head_norm.is_some() {
+            outline.word("head norms are of", format!("{:?}", self.config.norms_of));
+        }
         outline.word("attention sinks", self.config.sinks);
     }
 
-    /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns
-    /// that sum and the result, of the same shape. Keys and values are appended to each sequence's
-    /// cache.
+    /// The attention of T tokens, whose input is a sum or the norm of one, `[T, hidden_size]`.
+    /// Returns that sum and the result, of the same shape. Keys and values are appended to each
+    /// sequence's cache.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
     pub fn forward(
         &self,
-        x: AddRmsNorm<'_>,
+        x: PartInput<'_>,
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<(Var, Var), KernelError> {
         let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             self.config;
-        let tokens = x.x.dim(0);
+        let tokens = x.update().dim(0);
         let (sum, [q, k, v]) = self.qkv_proj.forward_sum(x)?;
+        let [q, k] = self.normed([q, k])?;
         // A gated layer has `[query | gate]` here.
         let q_gate = shapes::reshape(&q, &[tokens, heads, q.dim(1) / heads])?;
         let k = shapes::reshape(&k, &[tokens, kv_heads, head_dim])?;
@@ -247,19 +283,24 @@ impl Attention {
         let AttentionConfig { scale, sliding_window, .. } = self.config;
         let params = AttentionParams { scale, sliding_window, exact: self.exact };
         let sinks = self.sinks.as_ref().map(|sinks| &sinks.value);
-        let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, sinks, params };
-        let q = |q: &Var, positions: &Tensor| match &self.query_scales {
-            None => Ok(q.clone()),
+        let norms = self.norms.as_ref().filter(|_| self.config.norms_of != HeadNorms::AllHeads);
+        let rope = self.still.as_ref().unwrap_or(&self.config.rope);
+        let heads = Heads { head_dim, norms, rope, sinks, params };
+        let k_of = |k: &Var, positions: &Tensor| self.rotated(k, positions);
+        let q_of = |q: &Var, positions: &Tensor| match &self.query_scales {
+            None => self.rotated(q, positions),
             Some(scales) => scaled(q, scales, positions),
         };
         let y = match (&step.pool, &mut *caches) {
             (Some(rows), [LayerCache::Attention(cache)]) => {
-                attention_in_pool(cache, [&q(&q_gate, &rows.positions)?, &k, &v], rows, &heads)?
+                let (q, k) = (q_of(&q_gate, &rows.positions)?, k_of(&k, &rows.positions)?);
+                attention_in_pool(cache, [&q, &k, &v], rows, &heads)?
             }
             (Some(_), _) => return Err(wrong_cache()),
             (None, _) => step.each([&q_gate, &k, &v], caches, |[q_gate, k, v], span, cache| match cache {
                 LayerCache::Attention(cache) => {
-                    attention(cache, [&q(q_gate, &span.positions)?, k, v], &span.positions, &heads)
+                    let (q, k) = (q_of(q_gate, &span.positions)?, k_of(k, &span.positions)?);
+                    attention(cache, [&q, &k, v], &span.positions, &heads)
                 }
                 LayerCache::DeltaNet(_) => Err(wrong_cache()),
             })?,
@@ -271,6 +312,25 @@ impl Attention {
             self.o_proj.forward(&y)?
         };
         Ok((sum, y))
+    }
+
+    /// Queries and keys, `[T, H * D]` each, after the norms of all heads together, if those are
+    /// theirs.
+    fn normed(&self, [q, k]: [Var; 2]) -> Result<[Var; 2], KernelError> {
+        match &self.norms {
+            Some([of_q, of_k]) if self.config.norms_of == HeadNorms::AllHeads => {
+                Ok([of_q.forward(&q)?, of_k.forward(&k)?])
+            }
+            _ => Ok([q, k]),
+        }
+    }
+
+    /// Heads `[T, H, D]`, rotated if their norms follow.
+    fn rotated(&self, x: &Var, positions: &Tensor) -> Result<Var, KernelError> {
+        match self.still {
+            Some(_) => ops::rope(x, positions, &self.config.rope),
+            None => Ok(x.clone()),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 use super::{
-    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, MixerSpec, Mlp, RmsNorm,
-    ShortConv, SparseMoe,
+    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, MixerSpec, Mlp,
+    PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;
@@ -24,9 +24,9 @@ pub struct Block {
 /// As [`LayerNorms`](super::LayerNorms).
 #[derive(Clone, Debug)]
 struct BlockNorms {
-    mixer: RmsNorm,
+    mixer: Option<RmsNorm>,
     after_mixer: Option<RmsNorm>,
-    feedforward: RmsNorm,
+    feedforward: Option<RmsNorm>,
     after_feedforward: Option<RmsNorm>,
 }
 
@@ -77,9 +77,9 @@ impl Block {
         let norm = |name| RmsNorm::load(weights, name, hidden, config.rms_norm_eps);
         let LayerNorms { mixer: before, after_mixer, feedforward: between, after_feedforward } = spec.norms;
         let norms = BlockNorms {
-            mixer: norm(before)?,
+            mixer: before.map(norm).transpose()?,
             after_mixer: after_mixer.map(norm).transpose()?,
-            feedforward: norm(between)?,
+            feedforward: between.map(norm).transpose()?,
             after_feedforward: after_feedforward.map(norm).transpose()?,
         };
         Ok(Self { norms, mixer, feedforward, scale })
@@ -100,14 +100,14 @@ impl Block {
     /// Appends the layer's weights to `all`.
     pub(crate) fn list(&self, all: &mut Inventory) {
         let BlockNorms { mixer, after_mixer, feedforward, after_feedforward } = &self.norms;
-        mixer.list(all);
+        mixer.iter().for_each(|norm| norm.list(all));
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.list(all),
             Mixer::DeltaNet(mixer) => mixer.list(all),
             Mixer::ShortConv(mixer) => mixer.list(all),
         }
         after_mixer.iter().for_each(|norm| norm.list(all));
-        feedforward.list(all);
+        feedforward.iter().for_each(|norm| norm.list(all));
         match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.list(all),
             Feedforward::Sparse(moe) => moe.list(all),
@@ -143,19 +143,19 @@ impl Block {
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<Residual, KernelError> {
-        let normed = x.normed(&self.norms.mixer);
+        let input = x.input(self.norms.mixer.as_ref());
         let (stream, update) = match &self.mixer {
-            Mixer::Attention(mixer) => mixer.forward(normed, step, caches)?,
-            Mixer::DeltaNet(mixer) => mixer.forward(normed, step, caches)?,
-            Mixer::ShortConv(mixer) => mixer.forward(normed, step, caches)?,
+            Mixer::Attention(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
         };
         let x = Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? };
-        let normed = x.normed(&self.norms.feedforward);
+        let input = x.input(self.norms.feedforward.as_ref());
         let (stream, update) = match &self.feedforward {
-            Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
+            Feedforward::Dense(mlp) => mlp.forward_sum(input)?,
             Feedforward::Sparse(moe) => {
-                let (stream, normed) = normed.make()?;
-                (stream, moe.forward(&normed)?)
+                let (stream, input) = input.make()?;
+                (stream, moe.forward(&input)?)
             }
         };
         Ok(Residual { stream, update: self.added(update, self.norms.after_feedforward.as_ref())? })
@@ -197,6 +197,12 @@ impl Residual {
     /// The sum's norm in the activations' type.
     pub fn normed<'a>(&'a self, norm: &'a RmsNorm) -> AddRmsNorm<'a> {
         norm.of_sum(&self.stream, &self.update)
+    }
+
+    /// The input of a part of a layer: the sum's norm, if there is one, or the sum.
+    pub fn input<'a>(&'a self, norm: Option<&'a RmsNorm>) -> PartInput<'a> {
+        let Self { stream: h, update: x } = self;
+        norm.map_or(PartInput::Plain { h, x }, |norm| PartInput::Normed(self.normed(norm)))
     }
 
     /// The last token of each sequence.

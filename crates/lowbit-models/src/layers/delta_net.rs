@@ -1,10 +1,10 @@
-use super::{Linear, MergedLinear, RmsNorm, Step};
+use super::{Linear, MergedLinear, PartInput, RmsNorm, Step};
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{
     A_LOG, CONV1D, DELTA_NORM, DT_BIAS, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ,
     IN_PROJ_Z, OUT_PROJ,
 };
-use crate::tape::ops::{self, AddRmsNorm, DeltaRuleInputs};
+use crate::tape::ops::{self, DeltaRuleInputs};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention, SlotState};
@@ -180,19 +180,19 @@ impl GatedDeltaNet {
         self.out_proj.list(all);
     }
 
-    /// T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the
-    /// result, of the same shape; each sequence's cache advances by its tokens.
+    /// T tokens, whose input is a sum or the norm of one, `[T, hidden_size]`. Returns that sum and
+    /// the result, of the same shape; each sequence's cache advances by its tokens.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`](super::wrong_cache) for the cache of another kind of
     /// layer.
     pub fn forward(
         &self,
-        x: AddRmsNorm<'_>,
+        x: PartInput<'_>,
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<(Var, Var), KernelError> {
-        let (tokens, config) = (x.x.dim(0), &self.config);
+        let (tokens, config) = (x.update().dim(0), &self.config);
         let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
         let device = qkv.tensor().device();
         let new = |sequences| DeltaCache::new(config, sequences, device);
@@ -250,8 +250,8 @@ impl Projections {
         Ok(Self::Split(weights.merged([qkv, z, b, a], hidden)?))
     }
 
-    /// The sum that x is the norm of, and the projections of x.
-    fn forward(&self, x: AddRmsNorm<'_>, config: &DeltaNetConfig) -> Result<(Var, Projected), KernelError> {
+    /// The sum that x is, or is the norm of, and the projections of x.
+    fn forward(&self, x: PartInput<'_>, config: &DeltaNetConfig) -> Result<(Var, Projected), KernelError> {
         match self {
             Self::Split(projections) => {
                 let (sum, [qkv, z, b, a]) = projections.forward_sum(x)?;

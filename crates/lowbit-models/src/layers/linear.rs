@@ -1,5 +1,6 @@
+use super::PartInput;
 use crate::names::EMBED_TOKENS;
-use crate::tape::ops::{self, AddRmsNorm, Input};
+use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Tape, Var, shapes};
 use crate::target::Placement;
 use crate::{ModelError, Weights};
@@ -171,18 +172,18 @@ impl<const N: usize> MergedLinear<N> {
         Ok(results.try_into().expect("one per part"))
     }
 
-    /// As [`Self::forward`], of the norm of a sum, which comes first.
+    /// As [`Self::forward`], of the norm of a sum or of the sum, which comes first.
     ///
     /// # Errors
     /// As [`Linear::forward`].
-    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, [Var; N]), KernelError> {
-        let recorded = ops::is_recorded(&x);
-        match self.whole_for(x.x.dim(0), recorded) {
-            Some(whole) if !recorded => {
+    pub fn forward_sum(&self, x: PartInput<'_>) -> Result<(Var, [Var; N]), KernelError> {
+        let recorded = x.is_recorded();
+        match (self.whole_for(x.update().dim(0), recorded), x) {
+            (Some(whole), PartInput::Normed(x)) if !recorded => {
                 let (sum, y) = ops::quantized_matmul_and_sum(x, &whole.weight)?;
                 Ok((sum, self.split(&whole.biased(y)?)?))
             }
-            // Several products read the norm, or a tape records it.
+            // Several products read the input, or a tape records it.
             _ => {
                 let (sum, x) = x.make()?;
                 Ok((sum, self.forward(&x)?))

@@ -1,6 +1,6 @@
-use super::{Linear, MergedLinear, MlpConfig};
+use super::{Linear, MergedLinear, MlpConfig, PartInput};
 use crate::names::{FUSED_MLP, Name};
-use crate::tape::ops::{self, AddRmsNorm, Input};
+use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
 use lowbit_kernels::ops::Gate;
@@ -63,18 +63,18 @@ impl Mlp {
         }
     }
 
-    /// As [`Self::forward`], of the norm of a sum, which comes first.
+    /// As [`Self::forward`], of the norm of a sum or of the sum, which comes first.
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, Var), KernelError> {
-        if let Device::Cpu(_) = x.x.tensor().device() {
+    pub fn forward_sum(&self, x: PartInput<'_>) -> Result<(Var, Var), KernelError> {
+        if let Device::Cpu(_) = x.update().tensor().device() {
             let (sum, x) = x.make()?;
             return Ok((sum, self.forward(&x)?));
         }
-        match self.gate_up.whole_on_gpu(x.x) {
+        match self.gate_up.whole_on_gpu(x.update()) {
             // One row's norm and glu are made by the products that read them.
-            Some(whole) if x.x.dim(0) > 1 && !ops::is_recorded(&x) => {
+            Some(whole) if x.update().dim(0) > 1 && !x.is_recorded() => {
                 let (sum, x) = x.make()?;
                 let y = ops::quantized_matmul_glu(&x, whole, self.gate)?;
                 Ok((sum, self.down.forward(&y)?))

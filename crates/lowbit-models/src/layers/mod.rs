@@ -13,7 +13,7 @@ mod short_conv;
 mod spec;
 mod tied;
 
-pub use attention::{Attention, AttentionConfig, QueryScale};
+pub use attention::{Attention, AttentionConfig, HeadNorms, QueryScale};
 pub use block::{Block, Residual, Step, wrong_cache};
 pub(crate) use block::{PagedRows, PoolRows, PoolSpan};
 pub use decoder::{Decoder, DecoderConfig};
@@ -21,7 +21,7 @@ pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
 pub use linear::{Embedding, Linear, MergedLinear};
 pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
-pub use norm::RmsNorm;
+pub use norm::{PartInput, RmsNorm};
 pub use rope::{RopeKind, rope_params, rope_params_of, sections_cover};
 pub use short_conv::{ShortConv, ShortConvConfig};
 pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, Multipliers};

@@ -80,18 +80,20 @@ impl MoeConfig {
     /// [`ModelError::Config`] for values of another kind, a scale that is no number, and groups
     /// that the experts do not make.
     pub fn with_sigmoids(mut self, config: &Config<'_>, sum_eps: f32) -> Result<Self, ModelError> {
-        let scale = match config.is_gguf() && !config.computes("expert_weights_scale") {
-            true => None,
-            false => config.optional_float("routed_scaling_factor", "expert_weights_scale")?,
+        let [scale_key, norm_key] = match config.is_gguf() {
+            true => ["expert_weights_scale", "expert_weights_norm"],
+            false => ["routed_scaling_factor", "norm_topk_prob"],
+        };
+        let scale = match config.computes(scale_key) {
+            true => config.optional_float(scale_key, scale_key)?,
+            false => None,
         };
         let scale = scale.unwrap_or(1.0);
         let normalize = match config.is_gguf() {
-            true if config.computes("expert_weights_norm") => {
-                config.gguf_flag("expert_weights_norm", false)?
-            }
-            // llama.cpp always divides.
-            true => true,
-            false => config.flag("norm_topk_prob", true)?,
+            // Peers always divide.
+            _ if !config.computes(norm_key) => true,
+            true => config.gguf_flag(norm_key, false)?,
+            false => config.flag(norm_key, true)?,
         };
         let [n_group, topk_group] = self.groups(config)?;
         self.router = RouterParams {

@@ -61,3 +61,51 @@ impl RmsNorm {
         Input::GatedRmsNorm { x, gate, norm: self.norm() }
     }
 }
+
+/// The input of a part of a layer: a sum, or the norm of one.
+#[derive(Clone, Copy, Debug)]
+pub enum PartInput<'a> {
+    /// The norm of a sum.
+    Normed(AddRmsNorm<'a>),
+    /// `h + x` itself, of layers without norms before their parts.
+    Plain {
+        /// f32 `[T, hidden_size]`.
+        h: &'a Var,
+        /// The same shape, in the activations' type.
+        x: &'a Var,
+    },
+}
+
+impl<'a> PartInput<'a> {
+    /// The term that is added to the residual stream, `[T, hidden_size]`.
+    pub fn update(&self) -> &'a Var {
+        match *self {
+            Self::Normed(AddRmsNorm { x, .. }) | Self::Plain { x, .. } => x,
+        }
+    }
+
+    /// True if a tape records it.
+    pub(crate) fn is_recorded(&self) -> bool {
+        match self {
+            Self::Normed(x) => ops::is_recorded(x),
+            Self::Plain { h, x } => h.tape().or(x.tape()).is_some(),
+        }
+    }
+
+    /// The sum in h's type, and the input in x's.
+    ///
+    /// # Errors
+    /// As [`lowbit_kernels::ops::add_rms_norm()`] and [`lowbit_kernels::ops::add()`].
+    pub fn make(&self) -> Result<(Var, Var), KernelError> {
+        match *self {
+            Self::Normed(x) => x.make(),
+            Self::Plain { h, x } => {
+                let sum = ops::add(h, x)?;
+                let same = h.tensor().dtype() == x.tensor().dtype();
+                // The other order gives the other type, and both are rounded once.
+                let input = if same { sum.clone() } else { ops::add(x, h)? };
+                Ok((sum, input))
+            }
+        }
+    }
+}

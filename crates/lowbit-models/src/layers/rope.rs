@@ -1,3 +1,4 @@
+use crate::arch::{WindowKeys, Windows};
 use crate::{Config, ModelError, Weights};
 use lowbit_files::shown;
 use lowbit_kernels::ops::{Llama3, LongRope, RopeLayout, RopeParams, RopeScaling, Yarn};
@@ -67,13 +68,21 @@ pub fn rope_params_of(
         return match kind {
             RopeKind::Full => from_gguf(config, weights, head_dim, layout),
             RopeKind::Sliding => {
-                Ok(plain(config.optional_float("", "rope.freq_base_swa")?.unwrap_or(DEFAULT_THETA)))
+                let windows = config.found().and_then(|architecture| architecture.conversion.windows);
+                let of_others = || match windows {
+                    Some(Windows { keys: WindowKeys::Interval, .. }) => Ok(None),
+                    _ => config.optional_float("", "rope.freq_base"),
+                };
+                let own = config.optional_float("", "rope.freq_base_swa")?;
+                let theta = own.map_or_else(of_others, |theta| Ok(Some(theta)))?;
+                Ok(plain(theta.unwrap_or(DEFAULT_THETA)))
             }
         };
     }
     let beside = match kind {
         RopeKind::Full => "rope_theta",
-        RopeKind::Sliding => "rope_local_base_freq",
+        RopeKind::Sliding if config.computes("rope_local_base_freq") => "rope_local_base_freq",
+        RopeKind::Sliding => "rope_theta",
     };
     let both = config.section("rope_parameters")?;
     let nested = match &both {
@@ -93,6 +102,14 @@ pub fn rope_params_of(
         Some(section) => scaling(config, section, &self::kind(config, Some(section))?)?,
         None => RopeScaling::None,
     };
+    let scaling = match scaling {
+        // transformers looks for this one key around the sections.
+        RopeScaling::Yarn(yarn) => {
+            let truncate = both.map_or(Ok(true), |both| both.flag("truncate", true))?;
+            RopeScaling::Yarn(Yarn { truncate, ..yarn })
+        }
+        other => other,
+    };
     Ok(RopeParams { scaling, ..plain(theta) })
 }
 
@@ -105,7 +122,10 @@ fn from_json(
     let section = section(config)?;
     let section = section.as_ref();
     let theta = either(config, section, "rope_theta")?.unwrap_or(DEFAULT_THETA);
-    let kind = kind(config, section)?;
+    let (theta, kind) = match (stretch(config, section, head_dim)?, kind(config, section)?) {
+        (Some(factor), _) => (theta * factor, "default".into()),
+        (None, kind) => (theta, kind),
+    };
     let scaling = match section {
         Some(section) if ["longrope", "su"].contains(&&*kind) => {
             RopeScaling::LongRope(long_rope(config, weights, section)?)
@@ -162,6 +182,33 @@ fn kind(config: &Config<'_>, section: Option<&Config<'_>>) -> Result<String, Mod
             Err(config.refuse("rope_type", &kind, &want))
         }
         (kind, old) => Ok(kind.or(old).unwrap_or_else(|| "default".into())),
+    }
+}
+
+/// The factor of the base of a `dynamic` embedding with `alpha`, for whole heads.
+///
+/// Source: transformers 5.24 `compute_ntk_alpha_rope_parameters`; mlx-lm 0.32
+/// `DynamicNTKAlphaRoPE`.
+fn stretch(
+    config: &Config<'_>,
+    section: Option<&Config<'_>>,
+    head_dim: usize,
+) -> Result<Option<f64>, ModelError> {
+    let stretches = config.found().is_some_and(|architecture| architecture.conversion.alpha_rope);
+    let Some(section) = section.filter(|_| stretches) else { return Ok(None) };
+    // 0 counts as missing.
+    let Some(alpha) = section.optional_float("alpha", "")?.filter(|&alpha| alpha != 0.0) else {
+        return Ok(None);
+    };
+    let kind = kind(config, Some(section))?;
+    let refuse = |want: &str| Err(section.refuse("alpha", &alpha.to_string(), want));
+    match () {
+        () if kind != "dynamic" => {
+            refuse(&format!("rope_type is {}, with which the peers disagree about it", shown(&kind)))
+        }
+        () if alpha < 0.0 => refuse("a number above 0 is wanted"),
+        () if head_dim <= 2 => refuse(&format!("heads have {head_dim} elements, and more than 2 are wanted")),
+        () => Ok(Some(alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)))),
     }
 }
 
@@ -268,8 +315,18 @@ fn rotary_dim(
             }
         };
     }
-    let fraction = either(config, section, key)?.unwrap_or(1.0);
+    let given = either(config, section, key)?;
+    // MiniMax's older key.
+    let number = match config.computes("rotary_dim") {
+        true => config.optional_size("rotary_dim", "")?,
+        false => None,
+    };
+    let fraction = given.or(number.map(|number| number as f64 / head_dim as f64)).unwrap_or(1.0);
     let dim = (head_dim as f64 * fraction) as usize;
+    if let Some(number) = number.filter(|&number| number != dim) {
+        let want = format!("{key} makes {dim} of the {head_dim} elements of a head");
+        return Err(config.refuse("rotary_dim", &number.to_string(), &want));
+    }
     if fraction > 0.0 && fraction <= 1.0 && dim >= 2 && dim.is_multiple_of(2) {
         return Ok(dim);
     }

@@ -1,7 +1,7 @@
-use super::{Linear, MergedLinear, Step};
+use super::{Linear, MergedLinear, PartInput, Step};
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{SHORT_CONV, SHORT_CONV_IN, SHORT_CONV_OUT};
-use crate::tape::ops::{self, AddRmsNorm};
+use crate::tape::ops;
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Outline, Weights};
 use lowbit_kernels::ops::SlotState;
@@ -67,15 +67,15 @@ impl ShortConv {
         outline.word("conv_L_cache", self.config.conv_L_cache);
     }
 
-    /// T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the
-    /// result, of the same shape; each sequence's cache advances by its tokens.
+    /// T tokens, whose input is a sum or the norm of one, `[T, hidden_size]`. Returns that sum and
+    /// the result, of the same shape; each sequence's cache advances by its tokens.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`](super::wrong_cache) for the cache of another kind of
     /// layer.
     pub fn forward(
         &self,
-        x: AddRmsNorm<'_>,
+        x: PartInput<'_>,
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<(Var, Var), KernelError> {

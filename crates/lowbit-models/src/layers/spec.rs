@@ -47,12 +47,12 @@ pub struct LayerSpec {
 /// The names of a layer's RMSNorms. All have the decoder's size and eps.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNorms {
-    /// Before the mixer.
-    pub mixer: Name<'static>,
+    /// Before the mixer, if there is one.
+    pub mixer: Option<Name<'static>>,
     /// Of the mixer's output, if there is one.
     pub after_mixer: Option<Name<'static>>,
-    /// Before the feed-forward part.
-    pub feedforward: Name<'static>,
+    /// Before the feed-forward part, if there is one.
+    pub feedforward: Option<Name<'static>>,
     /// Of its output, if there is one.
     pub after_feedforward: Option<Name<'static>>,
 }
@@ -60,7 +60,22 @@ pub struct LayerNorms {
 impl LayerNorms {
     /// Norms before the mixer and before the feed-forward part alone.
     pub const fn before(mixer: Name<'static>, feedforward: Name<'static>) -> Self {
-        Self { mixer, after_mixer: None, feedforward, after_feedforward: None }
+        Self {
+            mixer: Some(mixer),
+            after_mixer: None,
+            feedforward: Some(feedforward),
+            after_feedforward: None,
+        }
+    }
+
+    /// Norms of what the mixer and the feed-forward part give alone.
+    pub const fn after(mixer: Name<'static>, feedforward: Name<'static>) -> Self {
+        Self {
+            mixer: None,
+            after_mixer: Some(mixer),
+            feedforward: None,
+            after_feedforward: Some(feedforward),
+        }
     }
 }
 

@@ -6,9 +6,10 @@ use super::{Named, Tape, Var};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
     self, Activation, CausalConv1dInputs, DeltaGates, Gate, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
-    Operand, RouterParams, SlotState, WeightGradient, WeightPart,
+    Operand, Rope, RouterParams, SlotState, WeightGradient, WeightPart,
 };
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
+use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, KernelError>;
 
@@ -258,6 +259,15 @@ pub(crate) fn rms_norm(x: &Var, Norm { weight, eps }: Norm<'_>) -> Result<Var> {
         gradients.add_tensor(name.as_ref(), dweight)?;
         gradients.add(slot, dx)
     }))
+}
+
+/// [`ops::rope()`].
+pub(crate) fn rope(x: &Var, positions: &Tensor, rope: &Arc<Rope>) -> Result<Var> {
+    let y = ops::rope(&x.tensor, positions, rope)?;
+    let Some(tape) = x.tape() else { return Ok(y.into()) };
+    let (slot, positions, rope) = (x.slot(), positions.clone(), rope.clone());
+    Ok(tape
+        .record_one(y, move |dy, gradients| gradients.add(slot, ops::rope_backward(dy, &positions, &rope)?)))
 }
 
 /// [`ops::gated_rms_norm()`].

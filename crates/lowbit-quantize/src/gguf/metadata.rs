@@ -12,9 +12,9 @@ use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
-use lowbit_models::arch::{Architecture, Windows};
+use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
-use lowbit_models::layers::{LayerSpec, MixerSpec, ShortConvConfig, sections_cover};
+use lowbit_models::layers::{LayerSpec, MixerSpec, sections_cover};
 use lowbit_models::names::{A_LOG, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
@@ -233,10 +233,11 @@ impl Builder<'_> {
     }
 
     /// The window, and which layers have it where that is not what llama.cpp takes.
-    fn windows(&mut self, Windows { interval, like_gemma }: Windows) -> Result<(), QuantizeError> {
+    fn windows(&mut self, Windows { interval, keys, .. }: Windows) -> Result<(), QuantizeError> {
+        let like_gemma = keys == WindowKeys::Interval;
         let (window, sliding) = self.computed.windows();
         let window = match window {
-            None if like_gemma => return Ok(()),
+            None if keys != WindowKeys::Types => return Ok(()),
             // Readers want one even where no layer has it.
             None => self.config.optional_size("sliding_window", "")?.unwrap_or(1),
             Some(window) => window,
@@ -354,16 +355,17 @@ impl Builder<'_> {
     fn key_heads(&mut self) -> Result<(), QuantizeError> {
         let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
         let heads = self.computed.key_heads()?;
-        let Some(ShortConvConfig { conv_L_cache, .. }) = self.computed.short_conv() else {
+        if !self.computed.computes("conv_L_cache") {
             return self.put_own(key, u32_value(self.config, json, heads)?);
-        };
+        }
         let heads = i32::try_from(heads)
             .map_err(|_| self.config.refuse(json, &heads.to_string(), "GGUF has 32 bits for it"))?;
         let layers = &self.computed.outline.spec().layers;
         let attends = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
         let listed = layers.iter().map(|layer| if attends(layer) { heads } else { 0 }).collect();
         self.put_own(key, Value::Array(Array::I32(listed)))?;
-        self.put_own("shortconv.l_cache", u32_value(self.config, "conv_L_cache", conv_L_cache)?)
+        let taps = self.config.size("conv_L_cache", "shortconv.l_cache")?;
+        self.put_own("shortconv.l_cache", u32_value(self.config, "conv_L_cache", taps)?)
     }
 
     /// The sampling that the model's makers recommend.

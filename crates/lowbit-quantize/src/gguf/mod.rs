@@ -261,6 +261,13 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
             checkpoint.path().display()
         ));
     }
+    if computed.decoder().tie_word_embeddings && architecture.conversion.gguf_never_ties {
+        warnings.push(format!(
+            "{}: llama.cpp wants an output layer of the architecture {}, which is the embedding here, and refuses the file",
+            checkpoint.path().display(),
+            architecture.gguf
+        ));
+    }
     let unread = |name: &&str| {
         convert::is_rope_divisors(name) && !architecture.conversion.rope_divisors.contains(name)
     };

@@ -1,5 +1,6 @@
 //! Anthropic's messages, as templates take them.
 
+use super::billing::without_billing;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, kind};
@@ -21,6 +22,8 @@ pub(super) fn conversation(
 ) -> Result<Conversation, ApiError> {
     let mut conversation = Conversation::default();
     if let Some(system) = fields.value("system") {
+        let keep = app.options.keep_billing_header;
+        let system = if keep { system } else { without_billing(system) };
         conversation.messages.push(Message::new("system", text(system, "system")?));
     }
     let Some(list) = fields.list("messages")? else { return Err(ApiError::field("messages", "is missing")) };

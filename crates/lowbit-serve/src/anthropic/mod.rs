@@ -1,5 +1,6 @@
 //! Anthropic's API.
 
+mod billing;
 mod input;
 mod reply;
 
@@ -19,6 +20,10 @@ use input::conversation;
 use reply::{MessageStream, whole_message};
 use serde_json::json;
 use std::sync::Arc;
+
+/// Fields that say nothing of the reply.
+pub(crate) const WITHOUT_EFFECT: [&str; 5] =
+    ["metadata", "service_tier", "container", "context_management", "betas"];
 
 struct Asked {
     job: Job,
@@ -54,8 +59,8 @@ pub(crate) async fn count_tokens(
         let mut warnings = Warnings::default();
         model(&mut fields, &app.served)?;
         let conversation = conversation(app, &mut fields, &mut warnings)?;
-        let (tokens, _) = (conversation.prompt(&app.served)?.ids.len(), fields);
-        Ok((tokens, warnings))
+        warnings.unknown(&fields);
+        Ok((conversation.prompt(&app.served)?.ids.len(), warnings))
     });
     let (_, (tokens, warnings)) = count.await?;
     Ok(warnings.on(answer(&json!({"input_tokens": tokens}))))
@@ -76,7 +81,7 @@ impl Asked {
         let one_call = input::one_call(&mut fields)?;
         let wanted = input::wanted(&mut fields)?;
         let conversation = conversation(app, &mut fields, &mut warnings)?;
-        fields.ignore(&["metadata", "service_tier", "container", "context_management", "betas"]);
+        fields.ignore(&WITHOUT_EFFECT);
         fields.refuse(&["mcp_servers"], "is not done here")?;
         warnings.unknown(&fields);
         let prompt = conversation.prompt(served)?;

@@ -20,7 +20,7 @@ use axum::http::Response;
 use std::sync::Arc;
 
 /// Fields that say nothing of the reply.
-const WITHOUT_EFFECT: [&str; 13] = [
+pub(crate) const WITHOUT_EFFECT: [&str; 13] = [
     "user",
     "store",
     "metadata",

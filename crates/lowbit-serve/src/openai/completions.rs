@@ -24,6 +24,9 @@ use std::sync::Arc;
 /// OpenAI's number of tokens where a request names none.
 const MAX_TOKENS: usize = 16;
 
+/// Fields that say nothing of the reply.
+pub(crate) const WITHOUT_EFFECT: [&str; 5] = ["user", "store", "metadata", "cache_prompt", "cache_key"];
+
 struct Asked {
     jobs: Vec<Job>,
     /// The texts before the replies, where the client wants them back.
@@ -89,7 +92,7 @@ impl Asked {
         fields.refuse(&["suffix"], "texts are not filled in here")?;
         hold(served, &mut options, wanted(&mut fields)?.as_ref(), None)?;
         refuse_others(&mut fields)?;
-        fields.ignore(&["user", "store", "metadata", "cache_prompt", "cache_key"]);
+        fields.ignore(&WITHOUT_EFFECT);
         warnings.unknown(&fields);
         let each = |ids: &Arc<[u32]>, index: usize| {
             let mut options = options.clone();

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields that say nothing of the reply: nothing is stored here.
-const WITHOUT_EFFECT: [&str; 13] = [
+pub(crate) const WITHOUT_EFFECT: [&str; 13] = [
     "store",
     "metadata",
     "user",

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod client;
+pub mod opened;
 
 use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
 use lowbit_engine::{

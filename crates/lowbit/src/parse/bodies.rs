@@ -397,7 +397,7 @@ pub(super) fn kimi(body: &str, _: &Tools) -> Parsed {
     })
 }
 
-/// `[f(x=1), g(y="a")]`.
+/// `[f(x=1), g(y="a")]`, or a call on each line.
 pub(super) fn pythonic(body: &str, _: &Tools) -> Parsed {
     match python::calls(body) {
         Some(calls) => {

@@ -167,6 +167,8 @@ pub(super) const CALLS: &[Calls] = &[
     Calls::new("<start_function_call>", "<end_function_call>", bodies::function_gemma),
     // LFM 2: calls as in Python.
     Calls::new("<|tool_call_start|>", "<|tool_call_end|>", bodies::pythonic),
+    // Olmo 3: the same, one on each line.
+    Calls::new("<function_calls>", "</function_calls>", bodies::pythonic),
 ];
 
 const fn bare(open: &'static str) -> Calls {

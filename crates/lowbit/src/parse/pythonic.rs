@@ -1,5 +1,5 @@
-//! Calls as Python spells them, `[f(x=1, y="a"), g()]`, with literals alone; and as Gemma does,
-//! `call:f{x:1,y:<|"|>a<|"|>}`.
+//! Calls as Python spells them, `[f(x=1, y="a"), g()]` or one on each line, with literals alone;
+//! and as Gemma does, `call:f{x:1,y:<|"|>a<|"|>}`.
 
 use serde_json::{Map, Number, Value};
 
@@ -25,7 +25,8 @@ pub(super) fn calls(text: &str) -> Option<Vec<(String, Map<String, Value>)>> {
             }
         }
         calls.push((name, arguments));
-        if !reader.eat(",") {
+        let next = reader.eat(",") || !is_list && !reader.rest.is_empty();
+        if !next {
             break;
         }
     }

@@ -1,5 +1,6 @@
 //! `bench --model --batch`: many sequences side by side, as llama.cpp's llama-batched-bench times
-//! them: all prompts are read, on a GPU several in a pass, and then each step writes a token of each.
+//! them: all prompts are read, on a GPU several in a pass, and then each step writes a token of
+//! each.
 
 use super::model::{generated, ids};
 use super::{Arguments, print_json};
