@@ -291,12 +291,15 @@ mod tests {
             let of = |m| Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, 14336, 4096]);
             let name = |problem: Problem| plan(target.caps(), &problem).name;
             assert_eq!((name(of(1)), name(of(512))), (one, many), "sm_{capability}");
-            let (few, some) = match capability {
-                90.. => ("stream_rows", "stream_rows"),
-                80.. => ("mma_rows", many),
-                _ => ("mat_vec", many),
+            let few = match capability {
+                90.. => "stream_rows",
+                80.. => "mma_rows",
+                _ => "mat_vec",
             };
-            assert_eq!((name(of(16)), name(of(33))), (few, some), "sm_{capability}");
+            assert_eq!((name(of(16)), name(of(33))), (few, many), "sm_{capability}");
+            // A weight of few rows.
+            let narrow = name(Problem::example(Format::Q4_0, [FloatType::F16; 2], [64, 4096, 14336]));
+            assert_eq!(narrow, if capability < 90 { many } else { few }, "sm_{capability}");
             let routing = Some(Routing { experts: 64, pairs: 4096, share: 8 });
             assert_eq!(name(Problem { batches: 4096, routing, ..of(1) }), experts, "sm_{capability}");
         }
