@@ -106,7 +106,6 @@ impl Buffer {
     /// unless that is over four times as much. Small ones may fall on each other in the
     /// second-level cache.
     // Kernels that multiply tiles use them.
-    #[cfg(any(test, target_arch = "x86_64"))]
     pub fn any_cached(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         let whole = bytes.checked_next_multiple_of(HUGE)?;
         Self::any(if whole <= 4 * bytes { whole } else { bytes }, home)

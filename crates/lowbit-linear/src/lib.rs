@@ -12,7 +12,10 @@ mod testing;
 #[cfg(feature = "gpu")]
 use lowbit_device::gpu;
 use lowbit_device::{Cpu, Device, KernelError, QuantizedTensor, Tensor, bench, simd};
-use lowbit_device::{buffer, cast, gamma, gemm, inputs, panels, random};
+// Tiles of bf16 widen and round.
+#[cfg(any(test, target_arch = "x86_64"))]
+use lowbit_device::cast;
+use lowbit_device::{buffer, gamma, gemm, inputs, panels, random};
 
 #[cfg(feature = "gpu")]
 inventory::submit!(gpu::compile::Sources(gpu::launch::sources!()));

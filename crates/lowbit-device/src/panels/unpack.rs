@@ -191,7 +191,6 @@ impl<'a> Unpack<'a> {
 
     /// The codes of one span of a panel, quad by quad, of the rows from `row` on: a vector of them.
     // The kernels of tiles read them.
-    #[cfg(any(test, target_arch = "x86_64"))]
     #[inline(always)]
     pub fn span<S: Simd, const BITS: usize>(
         &self,
