@@ -140,6 +140,17 @@ fn print_json(rows: Vec<(serde_json::Value, &Device)>) -> Result<(), Failure> {
     json::print("bench", &serde_json::json!({ "rows": rows }))
 }
 
+/// Prints what was measured of the model at `path`.
+fn print_figures(figures: &[impl serde::Serialize], path: &Path, device: &Device) -> Result<(), Failure> {
+    let path = path.display().to_string();
+    let rows = figures.iter().map(|figure| {
+        let mut row = serde_json::to_value(figure)?;
+        row["model"] = path.as_str().into();
+        Ok((row, device))
+    });
+    print_json(rows.collect::<Result<_, serde_json::Error>>()?)
+}
+
 /// Of a CPU; `None` for a GPU.
 fn threads(device: &Device) -> Option<usize> {
     match device {

@@ -3,7 +3,7 @@
 //! each.
 
 use super::model::{generated, ids};
-use super::{Arguments, print_json};
+use super::{Arguments, print_figures};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit::{Device, GenerationOptions, Model, dry_batches};
@@ -69,13 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     if arguments.json {
-        let path = checkpoint.path().display().to_string();
-        let rows = figures.iter().map(|figure| {
-            let mut row = serde_json::to_value(figure)?;
-            row["model"] = path.as_str().into();
-            Ok((row, model.device()))
-        });
-        print_json(rows.collect::<Result<_, serde_json::Error>>()?)?;
+        print_figures(&figures, checkpoint.path(), model.device())?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
 
-use super::{Arguments, GENERATED, print_json};
+use super::{Arguments, GENERATED, print_figures};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit::{GenerationOptions, Model, Session, dry_generation};
@@ -51,13 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         figures.push(measure(arguments, "generate", (tokens, depth), run)?);
     }
     if arguments.json {
-        let path = checkpoint.path().display().to_string();
-        let rows = figures.iter().map(|figure| {
-            let mut row = serde_json::to_value(figure)?;
-            row["model"] = path.as_str().into();
-            Ok((row, model.device()))
-        });
-        print_json(rows.collect::<Result<_, serde_json::Error>>()?)?;
+        print_figures(&figures, checkpoint.path(), model.device())?;
     }
     Ok(())
 }
