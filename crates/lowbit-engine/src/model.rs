@@ -1,6 +1,6 @@
 //! The model behind the scheduler.
 
-use crate::runner::{Outcome, Part, Row, Runner, Sampled, Sizes};
+use crate::runner::{Drawing, Outcome, Part, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, Request};
 use lowbit_kernels::ops::{Drawn, LogitBias};
 use lowbit_kernels::{KernelError, Tensor};
@@ -57,14 +57,13 @@ impl ModelRunner {
         Ok(sampler.steps.drawn()?)
     }
 
-    /// Waits for a drawn token.
-    fn drawn(
+    /// The token that was drawn for a text.
+    fn taken(
         &self,
         sampler: &mut Sampler,
-        drawn: Result<Drawn, ModelError>,
+        id: Result<u32, ModelError>,
         logits: Option<(&Tensor, usize)>,
     ) -> Result<Sampled, EngineError> {
-        let id = drawn.and_then(|drawn| Ok(drawn.wait()?));
         let id = id.map_err(|error| self.undrawn(sampler.tokens, error))?;
         sampler.tokens += 1;
         let ends = sampler.stop_ids.contains(&id) || sampler.steps.accept(id).map_err(failed)?;
@@ -95,11 +94,14 @@ impl ModelRunner {
         }
     }
 
-    /// Draws from rows of `logits`: the row, its sampler, and [`Request::logprobs`].
-    fn draw_all<'a>(
+    /// Draws from rows of `logits`, of which there are none where nothing is drawn: `record` begins
+    /// the draw of a sampler, `take` has its token.
+    pub(crate) fn draw_all<'a, S: 'a>(
         &self,
         logits: Option<&Tensor>,
-        drawing: impl Iterator<Item = (usize, &'a mut Sampler, Option<usize>)>,
+        drawing: impl Iterator<Item = Drawing<'a, S>>,
+        record: impl Fn(&mut S, &Tensor) -> Result<Drawn, ModelError>,
+        take: impl Fn(&mut S, Result<u32, ModelError>, Option<(&Tensor, usize)>) -> Result<Sampled, EngineError>,
     ) -> Result<Vec<Outcome>, EngineError> {
         // All draws are recorded before the host waits for the first. Grammars say what may be
         // drawn while a GPU still runs the pass.
@@ -107,7 +109,7 @@ impl ModelRunner {
         for (index, sampler, logprobs) in drawing {
             let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
             let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
-            let recorded = self.sample(sampler, &logits);
+            let recorded = record(sampler, &logits);
             drawn.push((sampler, recorded, logits, logprobs));
         }
         if drawn.is_empty() {
@@ -115,16 +117,26 @@ impl ModelRunner {
             self.model.synchronize().map_err(|error| self.sorted(error))?;
         }
         let drawn = drawn.into_iter().map(|(sampler, recorded, logits, logprobs)| {
-            of_row(self.drawn(sampler, recorded, logprobs.map(|count| (&logits, count))))
+            let id = recorded.and_then(|drawn| Ok(drawn.wait()?));
+            of_row(take(sampler, id, logprobs.map(|count| (&logits, count))))
         });
         drawn.collect()
+    }
+
+    fn sample_all<'a>(
+        &self,
+        logits: Option<&Tensor>,
+        drawing: impl Iterator<Item = Drawing<'a, Sampler>>,
+    ) -> Result<Vec<Outcome>, EngineError> {
+        let record = |sampler: &mut _, logits: &_| self.sample(sampler, logits);
+        self.draw_all(logits, drawing, record, |sampler, id, logits| self.taken(sampler, id, logits))
     }
 
     /// A step of a sequence alone: on a GPU its launches are captured once and replayed.
     fn decode_one(&self, row: &mut Row<'_, Self>) -> Result<Sampled, EngineError> {
         let Sampler { steps, .. } = &mut *row.sampler;
-        let drawn = steps.next(&self.model, row.cache).and_then(|()| Ok(steps.drawn()?));
-        self.drawn(row.sampler, drawn, None)
+        let id = steps.next(&self.model, row.cache).and_then(|()| Ok(steps.drawn()?.wait()?));
+        self.taken(row.sampler, id, None)
     }
 }
 
@@ -218,10 +230,7 @@ impl Runner for ModelRunner {
         for part in &mut *parts {
             part.marks = part.places.iter().map(|&place| (place, part.cache.mark())).collect();
         }
-        let drawing = parts.iter_mut().enumerate().filter_map(|(index, part)| {
-            part.draws.as_mut().map(|(sampler, logprobs)| (index, &mut **sampler, *logprobs))
-        });
-        self.draw_all(logits.as_ref(), drawing)
+        self.sample_all(logits.as_ref(), Part::drawing(parts))
     }
 
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
@@ -240,7 +249,7 @@ impl Runner for ModelRunner {
         let logits = logits.map_err(|error| self.sorted(error))?;
         let drawing = rows.iter_mut().enumerate().filter(|(_, row)| row.samples);
         let drawing = drawing.map(|(index, row)| (index, &mut *row.sampler, row.logprobs));
-        self.draw_all(logits.as_ref(), drawing)
+        self.sample_all(logits.as_ref(), drawing)
     }
 }
 

@@ -187,7 +187,7 @@ impl Runner for PooledRunner {
     fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         let (wanted, model) = (Part::logits(parts), &self.one.model);
         let mut pool = self.pool.borrow_mut();
-        // Where marks are short, later requests read more of their prompts.
+        // If marks are short, later requests read more of their prompts.
         let reserved =
             |part: &Part<'_, Self>| part.places.iter().map_while(|&at| pool.mark_at(at).ok()).collect();
         let marks: Vec<Vec<PoolMark>> = parts.iter().map(reserved).collect();
@@ -199,24 +199,11 @@ impl Runner for PooledRunner {
         for (part, marks) in parts.iter_mut().zip(marks) {
             part.marks = marks.into_iter().map(|mark| (mark.position(), mark)).collect();
         }
-        let Some(logits) = logits.map_err(|error| self.one.sorted(error))? else {
-            // The scheduler measures how long it takes.
-            model.synchronize().map_err(|error| self.one.sorted(error))?;
-            return Ok(vec![]);
-        };
-        // All draws are recorded before the host waits for the first.
-        let mut drawn = vec![];
-        for (index, part) in parts.iter_mut().enumerate() {
-            let Some((sampler, logprobs)) = &mut part.draws else { continue };
-            let logits = logits.rows(index, index + 1).map_err(|error| self.kernel(error))?;
-            let recorded = self.first(sampler, &logits);
-            drawn.push((sampler, recorded, logits, *logprobs));
-        }
-        let drawn = drawn.into_iter().map(|(sampler, recorded, logits, logprobs)| {
-            let id = recorded.and_then(|drawn| Ok(drawn.wait()?));
-            of_row(self.taken(sampler, id, logprobs.map(|count| (&logits, count))))
-        });
-        drawn.collect()
+        let logits = logits.map_err(|error| self.one.sorted(error))?;
+        let record = |sampler: &mut _, logits: &_| self.first(sampler, logits);
+        self.one.draw_all(logits.as_ref(), Part::drawing(parts), record, |sampler, id, logits| {
+            self.taken(sampler, id, logits)
+        })
     }
 
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {

@@ -86,7 +86,17 @@ impl<R: Runner> Part<'_, R> {
             false => Logits::None,
         }
     }
+
+    /// Those that draw.
+    pub(crate) fn drawing(parts: &mut [Self]) -> impl Iterator<Item = Drawing<'_, R::Sampler>> {
+        parts.iter_mut().enumerate().filter_map(|(index, part)| {
+            part.draws.as_mut().map(|(sampler, logprobs)| (index, &mut **sampler, *logprobs))
+        })
+    }
 }
+
+/// The number of a row of logits, what draws from it, and [`Request::logprobs`].
+pub(crate) type Drawing<'a, S> = (usize, &'a mut S, Option<usize>);
 
 /// The result of a row or a part, of which an error concerns its request alone.
 pub(crate) type Outcome = Result<Sampled, EngineError>;
