@@ -196,13 +196,11 @@ fn turns_are_between_steps_and_in_order() {
     assert!(asked.events.try_recv().is_err());
     let (order, engine) = (Mutex::new(vec![]), &engine);
     std::thread::scope(|scope| {
-        for name in 0..3 {
+        for name in 0..9 {
             let order = &order;
             scope.spawn(move || {
-                for _ in 0..3 {
-                    let _turn = engine.turn().unwrap();
-                    order.lock().unwrap().push((name, engine.stats().steps));
-                }
+                let _turn = engine.turn().unwrap();
+                order.lock().unwrap().push((name, engine.stats().steps));
             });
             // Until it has asked.
             std::thread::sleep(Duration::from_millis(30));
@@ -211,7 +209,7 @@ fn turns_are_between_steps_and_in_order() {
     });
     let order = order.into_inner().unwrap();
     let names: Vec<u64> = order.iter().map(|(name, _)| *name).collect();
-    assert_eq!(names, [0, 1, 2, 0, 1, 2, 0, 1, 2]);
+    assert_eq!(names, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     // The reply went on between two turns.
     assert!(order.windows(2).all(|pair| pair[0].1 < pair[1].1), "{order:?}");
     drop(asked.handle);
