@@ -20,7 +20,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// What `#[kernel]` writes, and the tests that other crates include, name this crate from outside.
+// The code that `#[kernel]` writes, and the tests that other crates include, name this crate from
+// outside.
 extern crate self as lowbit_device;
 
 pub mod bench;

@@ -1,4 +1,4 @@
-//! What lowbit and transformers compute, and mlx-lm 0.32 does not.
+//! The parts of models that lowbit and transformers compute, and mlx-lm 0.32 does not.
 
 use crate::QuantizeError;
 use crate::computed::Computed;

@@ -112,7 +112,7 @@ pub enum Form {
 
 /// Dense products for the vendor BLAS, which sums in f32.
 pub struct Dense<'a> {
-    /// Which of its operands are transposed.
+    /// The operands that are transposed.
     pub form: Form,
     /// The number of products, the operands of each behind those of the one before.
     pub count: usize,

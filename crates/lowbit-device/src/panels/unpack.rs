@@ -90,7 +90,7 @@ impl Chunk {
 /// The components of a weight in panels.
 #[derive(Clone, Copy)]
 pub struct Unpack<'a> {
-    /// Where everything lies.
+    /// The places of its parts.
     pub layout: Layout,
     parts: [&'a [u8]; 3],
     /// Those of a second weight of this layout, whose panels are the odd ones.

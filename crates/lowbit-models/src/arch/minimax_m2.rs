@@ -52,7 +52,7 @@ const KEYS: &[Key] = &[
     Key::disputed("num_local_experts", Int(256)),
     Key { name: "num_experts", role: Role::Alias("num_local_experts") },
     Key::disputed("num_experts_per_tok", Int(8)),
-    // What published configurations say of what this architecture always does.
+    // Published configurations say them of what this architecture always does.
     Key::only("scoring_func", &[Text("sigmoid")]),
     Key::only("use_qk_norm", &[Flag(true)]),
     Key::only("qk_norm_type", &[Text("per_layer")]),

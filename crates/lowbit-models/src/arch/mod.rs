@@ -115,18 +115,18 @@ pub struct Conversion {
     pub predicts_in_layers: bool,
     /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
     pub mlx_aliases: &'static [Alias],
-    /// What mlx-lm computes of it.
+    /// The parts of it that mlx-lm computes.
     pub mlx_lm: MlxLm,
 }
 
-/// What mlx-lm 0.32 computes of an architecture.
+/// The parts of an architecture that mlx-lm 0.32 computes.
 #[derive(Clone, Copy, Debug)]
 pub struct MlxLm {
     /// The kinds of scaled rotary embeddings; `None` for all.
     pub rope_types: Option<&'static [&'static str]>,
     /// The output layer is never the embedding there: a checkpoint without one is not read.
     pub never_ties: bool,
-    /// Where there are windows, some layers must have one, and others none.
+    /// True if, with windows, some layers must have one, and others none.
     pub wants_both_kinds: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a configuration says of each layer.
+//! The keys of a configuration that speak of each layer.
 
 use super::{Config, Source};
 use crate::{ModelError, keys};

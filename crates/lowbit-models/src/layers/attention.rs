@@ -24,7 +24,7 @@ pub struct AttentionConfig {
     pub sliding_window: Option<usize>,
     /// The eps of RMSNorms of queries and keys, where there are some.
     pub head_norm: Option<f32>,
-    /// What such norms are of.
+    /// The heads that such norms are of.
     pub norms_of: HeadNorms,
     /// True if the query projection also gives each head's output gate, `[query | gate]` per head.
     pub gated: bool,

@@ -59,8 +59,6 @@ pub enum Start {
 /// bytes of sums, for the nearest cache, and [`Ahead::OPERAND`] bytes of an operand, for the
 /// second-level one.
 #[derive(Clone, Copy, Debug, Default)]
-// The model asks for nothing.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub struct Ahead<'a> {
     /// They are written and read again.
     pub sums: Option<&'a Block>,
@@ -68,7 +66,6 @@ pub struct Ahead<'a> {
     pub operand: Option<&'a Pairs>,
 }
 
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 impl Ahead<'_> {
     /// Bytes of sums in a step.
     pub const SUMS: usize = 256;

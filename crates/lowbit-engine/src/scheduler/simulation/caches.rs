@@ -1,4 +1,4 @@
-//! What of a prompt is found in the caches of others, and what that costs.
+//! The part of a prompt that is found in the caches of others, and its cost.
 
 use super::super::fake::CONTEXT;
 use super::{Simulation, asks, prompt, without_stop};
