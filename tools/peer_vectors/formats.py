@@ -28,7 +28,11 @@ AFFINE_BITS = [2, 3, 4, 5, 6, 8]
 AFFINE_GROUPS = [32, 64, 128]
 # Mode: bits, group size.
 MLX_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-GGML_TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+GGML_TYPES = (
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0 Q1_0 Q2_0".split()
+)
+# lowbit reads them, and does not write them: their encoders want an importance matrix.
+ONLY_READ = "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S".split()
 # Random blocks of 32 values; a superblock counts as 8. MXFP4 shows each of its 256 scales.
 RANDOM_BLOCKS = 96
 
@@ -52,7 +56,7 @@ def write(folder, options):
     for mode in MLX_MODES:
         save(mode, mlx_mode(mode, rows), "mlx")
     library = Ggml(options.ggml)
-    for name in GGML_TYPES:
+    for name in GGML_TYPES + ONLY_READ:
         save(name, ggml_type(library, name, rows), f"ggml {library.version}, as in llama-cpp-python 0.3.36")
 
 
@@ -162,13 +166,13 @@ class Ggml:
         self.version = self.library.ggml_version().decode()
 
     def encode(self, name, rows):
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+        block, size = sizes(name)
         out = np.zeros((rows.shape[0], rows.shape[1] // block * size), np.uint8)
         self._call(f"quantize_{function(name)}", rows, out, *map(ctypes.c_int64, rows.shape), None)
         return out
 
     def decode(self, name, data):
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+        block, size = sizes(name)
         out = np.full((data.shape[0], data.shape[1] // size * block), np.nan, np.float32)
         self._call(f"dequantize_row_{function(name)}", data, out, ctypes.c_int64(out.size))
         return out
@@ -185,31 +189,39 @@ def function(name):
     return name.lower().replace("_k", "_K")
 
 
+def sizes(name):
+    """Values and bytes per block. gguf 0.19 does not know Q2_0."""
+    return (64, 18) if name == "Q2_0" else gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+
+
 def ggml_type(library, name, rows):
-    encoded = library.encode(name, rows)
     rng = np.random.default_rng(len(name))
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    block, size = sizes(name)
     blocks = 256 if name == "MXFP4" else RANDOM_BLOCKS * 32 // block
+    # So that most points of their grids occur.
+    blocks *= 4 if name in ONLY_READ else 1
     random = rng.integers(0, 256, (4, blocks // 4, size), np.uint8)
     if name == "MXFP4":
         random[..., 0] = np.arange(256).reshape(4, -1)
     random = random.reshape(4, -1)
-    arrays = {
-        "weight": encoded,
-        "decoded": library.decode(name, encoded),
-        "random.weight": random,
-        "random.decoded": library.decode(name, random),
-    }
-    check_with_gguf(name, rows, arrays)
+    arrays = {"random.weight": random, "random.decoded": library.decode(name, random)}
+    if name not in ONLY_READ:
+        encoded = library.encode(name, rows)
+        arrays |= {"weight": encoded, "decoded": library.decode(name, encoded)}
+    # gguf 0.19 has no code for these.
+    if name not in ["Q1_0", "Q2_0"]:
+        check_with_gguf(name, rows, arrays)
     return arrays
 
 
 def check_with_gguf(name, rows, arrays):
     kind = gguf.GGMLQuantizationType[name]
     with np.errstate(all="ignore"):
-        for prefix in ["", "random."]:
+        for prefix in ["random."] if name in ONLY_READ else ["", "random."]:
             decoded = gguf.dequantize(arrays[f"{prefix}weight"], kind)
             np.testing.assert_array_equal(decoded, arrays[f"{prefix}decoded"], err_msg=name)
+        if name in ONLY_READ:
+            return
         try:
             encoded = gguf.quantize(rows, kind)
         except NotImplementedError:

@@ -23,8 +23,11 @@ pub trait Codec: Copy + Send + Sync + 'static {
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = None;
 
     /// The inverse of [`Codec::UNPACK`]: appends a block with the given codes and scales, which
-    /// must be in the format's range.
+    /// must be in the format's range. `None` too in formats that are only read.
     const PACK: Option<PackBlock> = None;
+
+    /// False for a format that is only read; [`Codec::encode`] then panics.
+    const ENCODES: bool = true;
 
     /// The least and the greatest integer of a sub-block's scale, in formats that have sub-blocks;
     /// minima have the same range.

@@ -31,6 +31,8 @@ pub enum FormatError {
     Type { format: Format, component: &'static str, want: DType, got: DType },
     #[error("{0} has no codes, but codes of 8 bits or fewer are wanted")]
     Codes(Format),
+    #[error("{0} is only read: its codes are chosen with an importance matrix, which lowbit does not make")]
+    OnlyRead(Format),
     #[error("{values} values are not whole rows of {k}")]
     Rows { values: usize, k: usize },
     #[error("value {index} is {value}, which {format} cannot store")]

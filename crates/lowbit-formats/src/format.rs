@@ -110,8 +110,17 @@ impl Format {
         with_codec!(self, codec => of(codec))
     }
 
+    /// False for a format that is only read: IQ1, IQ2 and IQ3, whose codes llama.cpp chooses with an
+    /// importance matrix.
+    pub fn encodes(self) -> bool {
+        fn of<C: Codec>(_: C) -> bool {
+            C::ENCODES
+        }
+        with_codec!(self, codec => of(codec))
+    }
+
     /// The inverse of [`Self::unpack`]: appends the block with these codes, one byte each, and
-    /// scales. Codes and integers out of the format's range are not checked: the block then holds
+    /// scales; `None` too where the format does not [encode](Self::encodes). Codes and integers out of the format's range are not checked: the block then holds
     /// other values. It panics unless it is given exactly one block's codes.
     pub fn pack(self) -> Option<PackBlock> {
         fn of<C: Codec>(_: C) -> Option<PackBlock> {
@@ -243,7 +252,8 @@ impl Format {
     ///
     /// # Errors
     /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::Rows`]
-    /// when the values are not whole rows. [`FormatError::NotFinite`] for NaN or an infinity among
+    /// when the values are not whole rows, [`FormatError::OnlyRead`] for a format that does not
+    /// [encode](Self::encodes). [`FormatError::NotFinite`] for NaN or an infinity among
     /// them, and for a block whose greatest value would decode to NaN, to an infinity, or to less
     /// than half of itself: where sums overflow, the peers' encoders write zeros or their largest
     /// scale.
@@ -264,6 +274,9 @@ impl Format {
         k: usize,
     ) -> Result<Vec<Vec<u8>>, FormatError> {
         let count = self.components(k)?.len();
+        if !self.encodes() {
+            return Err(FormatError::OnlyRead(self));
+        }
         if !values.len().is_multiple_of(k) {
             return Err(FormatError::Rows { values: values.len(), k });
         }

@@ -1,7 +1,7 @@
 //! The meaning of a format's codes and scales, independent of how a file packs them. Code that
 //! repacks weights (the upload to a GPU) needs this and [`Unpacked`], and no match on formats.
 
-use crate::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, Minifloat};
+use crate::{Codebook, E2M1, E4M3, E8M0, FloatType, Minifloat};
 use half::f16;
 
 /// The longest [`Codec::RUN`](crate::Codec::RUN): a buffer of this many values holds a run of any
@@ -47,7 +47,7 @@ impl Scheme {
                 Codes::Integer { zero } => f32::from(code) - zero as f32,
                 Codes::E2M1 => E2M1::decode(code),
                 Codes::E4M3 => E4M3::decode(code),
-                Codes::Codebook => CODEBOOK[usize::from(code)].into(),
+                Codes::Codebook(codebook) => codebook.values()[usize::from(code)],
                 Codes::Float(_) => return None,
             };
         }
@@ -145,8 +145,8 @@ pub enum Codes {
     },
     /// e2m1, see [`crate::E2M1`].
     E2M1,
-    /// [`crate::CODEBOOK`].
-    Codebook,
+    /// Entries of a codebook.
+    Codebook(Codebook),
     /// e4m3, see [`crate::E4M3`].
     E4M3,
     /// The bits of a float.

@@ -1,4 +1,3 @@
-use super::codebook;
 use crate::codec::vectorise_within_runs;
 use crate::{
     BlockScales, Codec, Codes, Component, DType, FloatType, PackBlock, Parts, Scales, Scheme, Unpacked,
@@ -16,12 +15,14 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
     const SCHEME: Scheme;
     /// The block, as it lies in the file: no padding, no alignment.
     type Block: Pod;
-    /// The values that it holds, `[f32; 32]` or `[f32; 256]`.
+    /// The values that it holds, `[f32; 32]` to `[f32; 256]`.
     type Values: Pod + AsMut<[f32]>;
-    /// Their codes, `[u8; 32]` or `[u8; 256]`.
+    /// Their codes, `[u8; 32]` to `[u8; 256]`.
     type Codes: Pod;
     /// The least and the greatest integer of a sub-block's scale; minima have the same range.
     const SUB_SCALES: [i8; 2] = [0, 0];
+    /// False for a type that is only read: it has no [`Self::pack`] and no [`Self::encode_block`].
+    const ENCODES: bool = true;
 
     /// Calls `each(s, i, code)` for every code i of sub-block s (0 in blocks without sub-blocks),
     /// in the order in which the bytes are best read. Decoding and repacking are both made of this.
@@ -32,7 +33,9 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
 
     /// Packs a block: the inverse of [`Self::for_each_code`] and [`Self::scales`]. Codes and
     /// integers must be in the type's range.
-    fn pack(codes: &Self::Codes, scales: &BlockScales) -> Self::Block;
+    fn pack(_codes: &Self::Codes, _scales: &BlockScales) -> Self::Block {
+        unreachable!("{} is only read", Self::NAME)
+    }
 
     /// Decodes one block: the scheme's formula in f32, in the order of operations of ggml's
     /// `dequantize_row_*`.
@@ -66,7 +69,9 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
     }
 
     /// Encodes one block of finite values.
-    fn encode_block(values: &Self::Values) -> Self::Block;
+    fn encode_block(_values: &Self::Values) -> Self::Block {
+        unreachable!("{} is only read", Self::NAME)
+    }
 }
 
 /// `scale` times the integers of sub-blocks of `size` values.
@@ -84,7 +89,7 @@ fn scaled(scale: f32, integers: &[i8; 16], size: usize) -> [f32; 16] {
 fn value<T: GgmlType>(code: u32) -> f32 {
     match T::SCHEME.codes {
         Codes::Integer { zero } => (code as i32 - zero as i32) as f32,
-        Codes::Codebook => codebook::VALUES[code as usize],
+        Codes::Codebook(codebook) => codebook.values()[code as usize],
         Codes::E2M1 | Codes::E4M3 | Codes::Float(_) => unreachable!("MXFP4 has its own decode_block"),
     }
 }
@@ -92,7 +97,8 @@ fn value<T: GgmlType>(code: u32) -> f32 {
 impl<T: GgmlType> Codec for T {
     const RUN: usize = size_of::<T::Values>() / size_of::<f32>();
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = Some(unpack::<T>);
-    const PACK: Option<PackBlock> = Some(pack::<T>);
+    const PACK: Option<PackBlock> = if T::ENCODES { Some(pack::<T>) } else { None };
+    const ENCODES: bool = T::ENCODES;
     const SUB_SCALES: [i8; 2] = T::SUB_SCALES;
     type Row<'a> = &'a [T::Block];
 

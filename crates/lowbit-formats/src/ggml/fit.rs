@@ -35,7 +35,7 @@ pub(super) fn extremes(values: &[f32]) -> (f32, f32) {
 
 /// The integer part; 0 for what no integer holds, as x86 converts (blocks of subnormal values get
 /// there: the reciprocal of their scale is infinite).
-fn truncate(value: f32) -> i32 {
+pub(super) fn truncate(value: f32) -> i32 {
     if value.abs() < 2_147_483_648.0 { value as i32 } else { 0 }
 }
 

@@ -1,7 +1,7 @@
 use super::codebook::{self, nearest};
 use super::fit::reciprocal;
 use super::packing::{pack_nibbles, unpack_nibbles};
-use super::{F16, GgmlType};
+use super::{Codebook, F16, GgmlType};
 use crate::{BlockScales, Codes, FloatType, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
@@ -38,7 +38,7 @@ impl GgmlType for IQ4_NL {
     const NUMBER: u32 = 20;
     const SCHEME: Scheme = Scheme {
         bits: 4,
-        codes: Codes::Codebook,
+        codes: Codes::Codebook(Codebook::Iq4),
         scales: Scales::Group { float: FloatType::F16, size: 32, biased: false },
     };
     type Block = BlockIQ4_NL;

@@ -1,7 +1,7 @@
 use super::codebook::{self, VALUES, nearest};
 use super::fit::{largest, nearest_int, reciprocal};
 use super::packing::{pack_nibbles, unpack_nibbles};
-use super::{F16, GgmlType};
+use super::{Codebook, F16, GgmlType};
 use crate::codec::vectorise_within_runs;
 use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
@@ -42,7 +42,8 @@ pub struct BlockIQ4_XS {
 impl GgmlType for IQ4_XS {
     const NAME: &'static str = "IQ4_XS";
     const NUMBER: u32 = 23;
-    const SCHEME: Scheme = Scheme { bits: 4, codes: Codes::Codebook, scales: Scales::Super { size: 32 } };
+    const SCHEME: Scheme =
+        Scheme { bits: 4, codes: Codes::Codebook(Codebook::Iq4), scales: Scales::Super { size: 32 } };
     type Block = BlockIQ4_XS;
     type Values = [f32; 256];
     type Codes = [u8; 256];

@@ -8,10 +8,18 @@
 mod block;
 mod codebook;
 mod fit;
+mod grid_1;
+mod grid_2_3;
+mod iq;
+mod iq1;
+mod iq2;
+mod iq3;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod packing;
+mod q1_0;
+mod q2_0;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -23,12 +31,18 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod superblock;
+mod ternary;
 
 pub use block::{F16, GgmlType};
-pub use codebook::CODEBOOK;
+pub use codebook::Codebook;
+pub use iq1::{BlockIQ1_M, BlockIQ1_S, IQ1_M, IQ1_S};
+pub use iq2::{BlockIQ2_S, BlockIQ2_XS, BlockIQ2_XXS, IQ2_S, IQ2_XS, IQ2_XXS};
+pub use iq3::{BlockIQ3_S, BlockIQ3_XXS, IQ3_S, IQ3_XXS};
 pub use iq4_nl::{BlockIQ4_NL, IQ4_NL};
 pub use iq4_xs::{BlockIQ4_XS, IQ4_XS};
 pub use mxfp4::{BlockMXFP4, MXFP4};
+pub use q1_0::{BlockQ1_0, Q1_0};
+pub use q2_0::{BlockQ2_0, Q2_0};
 pub use q2_k::{BlockQ2_K, Q2_K};
 pub use q3_k::{BlockQ3_K, Q3_K};
 pub use q4_0::{BlockQ4_0, Q4_0};
@@ -39,6 +53,7 @@ pub use q5_1::{BlockQ5_1, Q5_1};
 pub use q5_k::{BlockQ5_K, Q5_K};
 pub use q6_k::{BlockQ6_K, Q6_K};
 pub use q8_0::{BlockQ8_0, Q8_0};
+pub use ternary::{BlockTQ1_0, BlockTQ2_0, TQ1_0, TQ2_0};
 
 /// The list of GGML's types: calls the macro `$next` with the tokens `$given`, followed by the
 /// list.
@@ -73,6 +88,28 @@ macro_rules! ggml_list {
                 IQ4_XS,
                 /// GGML blocks of 32 e2m1 codes, a power-of-two scale.
                 MXFP4,
+                /// GGML superblocks of 8 x 32, points of eight values -1, 0 or 1, 3-bit scales.
+                IQ1_S,
+                /// GGML superblocks of 16 x 16, points of eight values -1, 0 or 1, 3-bit scales.
+                IQ1_M,
+                /// GGML superblocks of 8 x 32, points of eight values, 4-bit scales.
+                IQ2_XXS,
+                /// GGML superblocks of 16 x 16, points of eight values, 4-bit scales.
+                IQ2_XS,
+                /// GGML superblocks of 16 x 16, points of eight values, their signs, 4-bit scales.
+                IQ2_S,
+                /// GGML superblocks of 8 x 32, points of four values, 4-bit scales.
+                IQ3_XXS,
+                /// GGML superblocks of 8 x 32, points of four values, their signs, 4-bit scales.
+                IQ3_S,
+                /// GGML blocks of 256 values -1, 0 or 1, five to a byte.
+                TQ1_0,
+                /// GGML blocks of 256, 2 bits.
+                TQ2_0,
+                /// GGML blocks of 128 signs.
+                Q1_0,
+                /// GGML blocks of 64, 2 bits.
+                Q2_0,
             }
         }
     };

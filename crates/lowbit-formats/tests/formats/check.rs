@@ -23,12 +23,15 @@ fn ggml_numbers_are_ggmls() {
     let numbers = [(0, "f32"), (1, "f16"), (2, "Q4_0"), (3, "Q4_1"), (6, "Q5_0"), (7, "Q5_1"), (8, "Q8_0")]
         .into_iter()
         .chain([(10, "Q2_K"), (11, "Q3_K"), (12, "Q4_K"), (13, "Q5_K"), (14, "Q6_K"), (20, "IQ4_NL")])
-        .chain([(23, "IQ4_XS"), (30, "bf16"), (39, "MXFP4")]);
+        .chain([(23, "IQ4_XS"), (30, "bf16"), (39, "MXFP4"), (16, "IQ2_XXS"), (17, "IQ2_XS"), (18, "IQ3_XXS")])
+        .chain([(19, "IQ1_S"), (21, "IQ3_S"), (22, "IQ2_S"), (29, "IQ1_M"), (34, "TQ1_0"), (35, "TQ2_0")])
+        .chain([(41, "Q1_0"), (42, "Q2_0")]);
     for (number, name) in numbers {
         let format = Format::from_ggml_type(number).unwrap();
         assert_eq!((format.to_string().as_str(), format.ggml_type()), (name, Some(number)));
     }
-    assert_eq!(Format::from_ggml_type(16), Err(FormatError::GgmlType(16)));
+    // NVFP4, whose blocks are others than MLX's.
+    assert_eq!(Format::from_ggml_type(40), Err(FormatError::GgmlType(40)));
     assert_eq!(Format::Mxfp4.ggml_type(), None);
     assert_eq!(Format::affine(4, 64, FloatType::F16).unwrap().ggml_type(), None);
 }
@@ -71,7 +74,10 @@ fn components_have_the_peers_shapes() {
         .into_iter()
         .chain([(Format::Q6_K, 210), (Format::IQ4_XS, 136), (Format::Q4_0, 18 * 8), (Format::Q4_1, 20 * 8)])
         .chain([(Format::Q5_0, 22 * 8), (Format::Q5_1, 24 * 8), (Format::Q8_0, 34 * 8)])
-        .chain([(Format::IQ4_NL, 18 * 8), (Format::MXFP4, 17 * 8)])
+        .chain([(Format::IQ4_NL, 18 * 8), (Format::MXFP4, 17 * 8), (Format::IQ1_S, 50), (Format::IQ1_M, 56)])
+        .chain([(Format::IQ2_XXS, 66), (Format::IQ2_XS, 74), (Format::IQ2_S, 82), (Format::IQ3_XXS, 98)])
+        .chain([(Format::IQ3_S, 110), (Format::TQ1_0, 54), (Format::TQ2_0, 66), (Format::Q1_0, 18 * 2)])
+        .chain([(Format::Q2_0, 18 * 4)])
     {
         assert_eq!(format.components(512), Ok(vec![component("weight", DType::U8, 2 * bytes)]), "{format}");
     }

@@ -46,7 +46,7 @@ fn largest(values: &[f32]) -> f32 {
 
 #[test]
 fn ggml_blocks_encode_as_ggml_does() {
-    for format in ggml_blocks() {
+    for format in ggml_blocks().into_iter().filter(|format| format.encodes()) {
         let vectors = vectors(format);
         let want = components(&vectors, format, "", "");
         let skip: fn(&[f32]) -> bool = match format {
