@@ -2,7 +2,7 @@
 
 use crate::random::Random;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
-use lowbit_formats::{DType, FloatType, Format};
+use lowbit_formats::{BlockScales, Component, DType, FloatType, Format};
 
 /// The formats of these names; affine with bf16 scales.
 pub fn formats(names: &[&str]) -> Vec<Format> {
@@ -23,9 +23,14 @@ pub fn weight(
 ) -> Result<QuantizedTensor, KernelError> {
     let k = shape.last().copied().unwrap_or(0);
     let rows: usize = shape.iter().rev().skip(1).product();
-    let values = Random::new(seed).normal(rows.min(DISTINCT) * k, 1.0 / (k.max(1) as f32).sqrt());
+    let (distinct, deviation) = (rows.min(DISTINCT), 1.0 / (k.max(1) as f32).sqrt());
+    let encoded = if format.encodes() {
+        format.encode(&Random::new(seed).normal(distinct * k, deviation), k)?
+    } else {
+        vec![random_blocks(format, distinct * k, deviation, seed)?]
+    };
     let mut components = Vec::new();
-    for (component, encoded) in format.components(k)?.iter().zip(format.encode(&values, k)?) {
+    for (component, encoded) in format.components(k)?.iter().zip(encoded) {
         let len = rows * component.row_bytes();
         let mut bytes = Vec::with_capacity(len);
         while bytes.len() < len {
@@ -34,6 +39,32 @@ pub fn weight(
         components.push(Tensor::mapped(bytes.into(), &[rows, component.columns], component.dtype, device)?);
     }
     QuantizedTensor::new(format, shape, components)
+}
+
+/// Blocks of a format that has no encoder, IQ1, IQ2 or IQ3: random points, signs and integers, and
+/// a scale with which `values` values deviate from 0 by `deviation`, roughly.
+fn random_blocks(format: Format, values: usize, deviation: f32, seed: u64) -> Result<Vec<u8>, KernelError> {
+    let (mut random, scheme) = (Random::new(seed), format.scheme());
+    let bytes = format.components(format.block())?.iter().map(Component::row_bytes).sum();
+    // Integers are odd and uniform up to the greatest.
+    let integer = f32::from(format.sub_scales()[1]) / 2.0;
+    let entries = scheme.code_values().into_iter().flatten().take(1 << scheme.bits);
+    let squares: Vec<f32> = entries.filter(|&x| x != 0.0).map(|x| x * x).collect();
+    let entry = (squares.iter().sum::<f32>() / squares.len().max(1) as f32).sqrt();
+    let scale = BlockScales::of(deviation / (integer * entry), 0.0).scale;
+    let mut blocks: Vec<u8> = (0..values / format.block() * bytes).map(|_| random.below(256) as u8).collect();
+    for block in blocks.chunks_exact_mut(bytes) {
+        if format == Format::IQ1_M {
+            // A digit in the upper half of each of the last four words.
+            for digit in 0..4 {
+                let high = &mut block[48 + 2 * digit + 1];
+                *high = *high & 15 | ((scale >> (4 * digit)) as u8 & 15) << 4;
+            }
+        } else {
+            block[..2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    Ok(blocks)
 }
 
 /// As many copies of `weight` as asked for, each in its own memory.

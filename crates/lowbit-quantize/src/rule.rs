@@ -85,7 +85,7 @@ impl Rule {
 
     /// The GGML type.
     pub(crate) fn ggml(&self) -> Result<Format, QuantizeError> {
-        let types = || Format::all().filter(|format| format.ggml_type().is_some());
+        let types = || Format::all().filter(|format| format.ggml_type().is_some() && format.encodes());
         let known = types().find(|format| format.to_string().eq_ignore_ascii_case(&self.format));
         known.ok_or_else(|| {
             let known =

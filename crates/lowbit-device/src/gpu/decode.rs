@@ -6,7 +6,7 @@ use super::layout::{Codes, Layout, RUN, Scales};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use half::f16;
-use lowbit_formats::FloatType;
+use lowbit_formats::{Codebook, FloatType};
 
 /// `2^23` as f32: from there on, the last place of the mantissa is 1, so that an integer of 23 bits
 /// can be put there. Kernels take it as an argument: CUDA's compiler folds a literal into its
@@ -31,9 +31,13 @@ pub fn unshift(layout: Layout, i: usize) -> f32 {
 }
 
 /// The factor that makes [`code`]'s values the format's, beside [`unshift`]: as f16, e2m1's
-/// exponent of 2 bits lies 14 lower.
+/// exponent of 2 bits lies 14 lower, and a codebook's entries have a unit.
 pub fn code_factor(layout: Layout) -> f32 {
-    if layout.codes == Codes::E2M1 { 16384.0 } else { 1.0 }
+    match layout.codes {
+        Codes::E2M1 => 16384.0,
+        Codes::Codebook(codebook) => codebook.unit(),
+        Codes::Integer { .. } | Codes::E4M3 | Codes::Float(_) => 1.0,
+    }
 }
 
 /// The factor of a group's products that makes up for the smaller numbers of [`code`] and
@@ -43,17 +47,14 @@ pub fn factor(layout: Layout) -> f32 {
     code_factor(layout) * if halved { 2.0 } else { 1.0 }
 }
 
-/// The codebook, 128 added: byte j of word i is entry 4 i + j.
-pub const CODEBOOK: [u32; 4] = {
+/// A codebook's entries, 128 added: byte j of word i is entry 4 i + j.
+fn words_of(codebook: Codebook) -> [u32; 4] {
     let mut words = [0; 4];
-    let mut code = 0;
-    while code < 16 {
-        let byte = (lowbit_formats::CODEBOOK[code] as i32 + 128) as u32;
-        words[code / 4] |= byte << (8 * (code % 4));
-        code += 1;
+    for (code, entry) in codebook.entries().into_iter().enumerate() {
+        words[code / 4] |= ((i32::from(entry) + 128) as u32) << (8 * (code % 4));
     }
     words
-};
+}
 
 /// The words of run `run`, counted over all rows.
 #[cube]
@@ -139,17 +140,17 @@ pub fn code(
             let half = ((code & 7u32) << 9u32) | ((code & 8u32) << 12u32);
             f32::cast_from(f16::reinterpret(u16::cast_from(half)))
         }
-        Codes::Codebook => {
+        Codes::Codebook(codebook) => {
             let code = field(words, first, comptime!(i * bits), bits);
             let low = select(
                 (code & 4u32) == 0u32,
-                comptime!(CODEBOOK[0]).runtime(),
-                comptime!(CODEBOOK[1]).runtime(),
+                comptime!(words_of(codebook)[0]).runtime(),
+                comptime!(words_of(codebook)[1]).runtime(),
             );
             let high = select(
                 (code & 4u32) == 0u32,
-                comptime!(CODEBOOK[2]).runtime(),
-                comptime!(CODEBOOK[3]).runtime(),
+                comptime!(words_of(codebook)[2]).runtime(),
+                comptime!(words_of(codebook)[3]).runtime(),
             );
             let word = select((code & 8u32) == 0u32, low, high);
             let integer = ((word >> ((code & 3u32) << 3u32)) & 255u32) | integers;

@@ -102,7 +102,8 @@ impl Layout {
         match self.scheme.codes {
             Codes::Integer { zero } => zero as i32,
             Codes::E2M1 => unpack::E2M1_ZERO,
-            _ => unpack::CODEBOOK_ZERO,
+            Codes::Codebook(codebook) => unpack::codebook_zero(codebook),
+            Codes::E4M3 | Codes::Float(_) => 0,
         }
     }
 
@@ -115,7 +116,7 @@ impl Layout {
     pub fn table(&self) -> Option<&'static [u8; 16]> {
         match self.scheme.codes {
             Codes::E2M1 => Some(&unpack::E2M1_TABLE),
-            Codes::Codebook => Some(&unpack::CODEBOOK_TABLE),
+            Codes::Codebook(codebook) => Some(&unpack::CODEBOOK_TABLES[codebook as usize]),
             _ => None,
         }
     }
@@ -125,6 +126,7 @@ impl Layout {
         match self.scheme.codes {
             Codes::Integer { .. } => (0xffu16 >> (8 - self.scheme.bits)) as u8,
             Codes::E2M1 => 2 * unpack::E2M1_ZERO as u8,
+            Codes::Codebook(codebook) => 2 * codebook.greatest().min(127),
             _ => 255,
         }
     }

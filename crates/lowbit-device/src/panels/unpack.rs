@@ -3,7 +3,7 @@
 use super::bits::{Bits, Piece};
 use super::{Layout, QUADS, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::{Kernel, Simd};
-use lowbit_formats::{CODEBOOK, E4M3, FloatType, Minifloat, Scales};
+use lowbit_formats::{Codebook, Codes, E4M3, FloatType, Minifloat, Scales};
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -17,8 +17,10 @@ const _: () = assert!(CHUNK == SUPERBLOCK);
 
 /// e2m1's values are halves of integers from -12 to 12: unpacked, 12 is added.
 pub(super) const E2M1_ZERO: i32 = 12;
-/// The codebook's values are from -127 to 113: unpacked, 128 is added.
-pub(super) const CODEBOOK_ZERO: i32 = 128;
+/// Unpacked, a codebook's entries have their greatest magnitude added.
+pub(super) const fn codebook_zero(codebook: Codebook) -> i32 {
+    codebook.greatest() as i32
+}
 
 pub(super) const E2M1_TABLE: [u8; 16] = {
     // 0, 0.5, 1, 1.5, 2, 3, 4 and 6, then their negatives.
@@ -33,14 +35,19 @@ pub(super) const E2M1_TABLE: [u8; 16] = {
     table
 };
 
-pub(super) const CODEBOOK_TABLE: [u8; 16] = {
-    let mut table = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        table[i] = (CODEBOOK_ZERO + CODEBOOK[i] as i32) as u8;
-        i += 1;
+/// Of each of [`Codebook::ALL`], at its number.
+pub(super) static CODEBOOK_TABLES: [[u8; 16]; Codebook::ALL.len()] = {
+    let (mut tables, mut book) = ([[0; 16]; Codebook::ALL.len()], 0);
+    while book < tables.len() {
+        let (codebook, mut i) = (Codebook::ALL[book], 0);
+        assert!(codebook as usize == book);
+        while i < 16 {
+            tables[book][i] = (codebook_zero(codebook) + codebook.entries()[i] as i32) as u8;
+            i += 1;
+        }
+        book += 1;
     }
-    table
+    tables
 };
 
 /// Up to [`CHUNK`] values of each row of [`PANELS`] panels: `value = (code - zero) * scale + bias`.
@@ -322,7 +329,10 @@ impl Kernel for UnpackScales<'_> {
             }
             Scales::Super { .. } => {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
-                let d = super_scale(simd, extra, k / SUPERBLOCK);
+                let mut d = super_scale(simd, extra, k / SUPERBLOCK);
+                if let Codes::Codebook(codebook) = weight.layout.scheme.codes {
+                    d = d.map(|d| d * codebook.unit());
+                }
                 for (scale, codes) in scales.iter_mut().zip(codes) {
                     multiply::<S, true>(simd, &d, codes, scale);
                 }

@@ -41,9 +41,11 @@ impl BlockIQ2_XXS {
     /// The points of each sub-block, and the word behind them.
     #[inline(always)]
     fn sub_blocks(&self) -> impl Iterator<Item = ([u8; 4], u32)> + '_ {
-        self.points.as_chunks::<8>().0.iter().map(|&[a, b, c, d, e, f, g, h]| {
-            ([a, b, c, d], u32::from_le_bytes([e, f, g, h]))
-        })
+        self.points
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&[a, b, c, d, e, f, g, h]| ([a, b, c, d], u32::from_le_bytes([e, f, g, h])))
     }
 }
 

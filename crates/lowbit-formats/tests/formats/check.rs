@@ -23,7 +23,14 @@ fn ggml_numbers_are_ggmls() {
     let numbers = [(0, "f32"), (1, "f16"), (2, "Q4_0"), (3, "Q4_1"), (6, "Q5_0"), (7, "Q5_1"), (8, "Q8_0")]
         .into_iter()
         .chain([(10, "Q2_K"), (11, "Q3_K"), (12, "Q4_K"), (13, "Q5_K"), (14, "Q6_K"), (20, "IQ4_NL")])
-        .chain([(23, "IQ4_XS"), (30, "bf16"), (39, "MXFP4"), (16, "IQ2_XXS"), (17, "IQ2_XS"), (18, "IQ3_XXS")])
+        .chain([
+            (23, "IQ4_XS"),
+            (30, "bf16"),
+            (39, "MXFP4"),
+            (16, "IQ2_XXS"),
+            (17, "IQ2_XS"),
+            (18, "IQ3_XXS"),
+        ])
         .chain([(19, "IQ1_S"), (21, "IQ3_S"), (22, "IQ2_S"), (29, "IQ1_M"), (34, "TQ1_0"), (35, "TQ2_0")])
         .chain([(41, "Q1_0"), (42, "Q2_0")]);
     for (number, name) in numbers {

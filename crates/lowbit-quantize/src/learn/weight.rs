@@ -75,14 +75,16 @@ impl Range {
 }
 
 impl LearnedWeight {
-    /// True if a format has scales to learn, and codes that are integers.
+    /// True if a format has scales to learn, and codes that are integers. Those of one or two bits
+    /// in GGUF have not all integers that their bits could say.
     pub fn can_learn(format: Format) -> bool {
         let scheme = format.scheme();
         let scaled = matches!(
             scheme.scales,
             Scales::Group { .. } | Scales::Super { .. } | Scales::SuperWithMinima { .. }
         );
-        scaled && matches!(scheme.codes, Codes::Integer { .. })
+        let few = matches!(format, Format::TQ1_0 | Format::TQ2_0 | Format::Q1_0 | Format::Q2_0);
+        scaled && !few && matches!(scheme.codes, Codes::Integer { .. })
     }
 
     /// The part of `weight` that is learned; its values before it was rounded are `original`.

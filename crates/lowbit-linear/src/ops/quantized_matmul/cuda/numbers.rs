@@ -6,23 +6,21 @@ use crate::gpu::decode::factor;
 use crate::gpu::layout::{Codes, Layout, RUN};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::FloatType;
+use lowbit_formats::{Codebook, FloatType};
 
 /// Bits that are 1 as bf16, twice: codes go into the mantissa. An argument for the reason that
 /// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
 pub(super) const ONES: u32 = 0x3f80_3f80;
 
-/// The codebook without signs, of which the first half are negative: byte j of word i is entry
-/// `4 i + j`.
-const MAGNITUDES: [u32; 4] = {
+/// A codebook's entries without signs, of which none of the first half is above 0: byte j of word
+/// i is entry `4 i + j`.
+fn magnitudes(codebook: Codebook) -> [u32; 4] {
     let mut words = [0; 4];
-    let mut code = 0;
-    while code < 16 {
-        words[code / 4] |= (lowbit_formats::CODEBOOK[code].unsigned_abs() as u32) << (8 * (code % 4));
-        code += 1;
+    for (code, entry) in codebook.entries().into_iter().enumerate() {
+        words[code / 4] |= u32::from(entry.unsigned_abs()) << (8 * (code % 4));
     }
     words
-};
+}
 
 /// Codes of a layout in a type of 16 bits that [has them](Numbers::exist).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +38,7 @@ impl Numbers {
     pub fn exist(layout: Layout, dtype: FloatType) -> bool {
         match layout.codes {
             Codes::Integer { .. } => dtype != FloatType::F32,
-            Codes::E2M1 | Codes::E4M3 | Codes::Codebook => dtype == FloatType::F16,
+            Codes::E2M1 | Codes::E4M3 | Codes::Codebook(_) => dtype == FloatType::F16,
             Codes::Float(_) => false,
         }
     }
@@ -56,6 +54,14 @@ impl Numbers {
         let integer = matches!(layout.codes, Codes::Integer { .. });
         let places = if integer && layout.bits <= 5 && dtype == FloatType::F16 { 2 } else { 1 };
         Self { layout, dtype, places }
+    }
+
+    /// The codebook whose entries codes are.
+    fn codebook(self) -> Option<Codebook> {
+        match self.layout.codes {
+            Codes::Codebook(codebook) => Some(codebook),
+            _ => None,
+        }
     }
 
     /// The place of the two pairs that are multiplied in step `step`.
@@ -78,7 +84,7 @@ impl Numbers {
     /// one group.
     pub fn distance(self) -> usize {
         match self.layout.bits {
-            _ if self.layout.codes == Codes::Codebook => 2,
+            _ if matches!(self.layout.codes, Codes::Codebook(_)) => 2,
             2 => 8,
             4 => 4,
             8 => 2,
@@ -92,7 +98,7 @@ impl Numbers {
     fn words(self) -> usize {
         match self.layout.codes {
             Codes::E2M1 => 2,
-            Codes::Codebook => 1,
+            Codes::Codebook(_) => 1,
             _ => (self.distance() * self.layout.bits).div_ceil(16),
         }
     }
@@ -127,7 +133,7 @@ impl Numbers {
     /// The factor of products that makes up for the codes' place.
     pub fn factor(self) -> f32 {
         match (self.layout.codes, self.dtype) {
-            (Codes::E2M1 | Codes::Codebook, _) => factor(self.layout),
+            (Codes::E2M1 | Codes::Codebook(_), _) => factor(self.layout),
             // The exponent of f16 is biased by 15, that of e4m3 by 7.
             (Codes::E4M3, _) => 256.0,
             (_, FloatType::BF16) => (1u32 << self.layout.bits) as f32,
@@ -174,13 +180,14 @@ pub(super) fn split(
     ones: u32,
     #[comptime] of: Numbers,
 ) {
-    if comptime!(of.layout.codes == Codes::Codebook) {
+    if comptime!(of.codebook().is_some()) {
+        let codebook = comptime!(of.codebook().unwrap_or(Codebook::Iq4));
         #[unroll]
         for i in 0..comptime!(values / 8) {
             let codes = words[comptime!(from + i)];
             let others = codes ^ 0x8888_8888u32;
-            halves[comptime!(to + 2 * i)] = entries(codes, others, ones);
-            halves[comptime!(to + 2 * i + 1)] = entries(codes >> 16u32, others >> 16u32, ones);
+            halves[comptime!(to + 2 * i)] = entries(codes, others, ones, codebook);
+            halves[comptime!(to + 2 * i + 1)] = entries(codes >> 16u32, others >> 16u32, ones, codebook);
         }
     } else if comptime!(of.layout.codes == Codes::E2M1) {
         #[unroll]
@@ -203,14 +210,22 @@ pub(super) fn split(
     }
 }
 
-/// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with
+/// A codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with
 /// their uppermost bits flipped.
 #[cube]
-fn entries(codes: u32, others: u32, ones: u32) -> u32 {
+fn entries(codes: u32, others: u32, ones: u32, #[comptime] codebook: Codebook) -> u32 {
     // If a code has its uppermost bit, its byte is the uppermost bit of the entry that the other
     // bits name: 0.
-    let below = permute(kept(comptime!(MAGNITUDES[0]), ones), kept(comptime!(MAGNITUDES[1]), ones), codes);
-    let above = permute(kept(comptime!(MAGNITUDES[2]), ones), kept(comptime!(MAGNITUDES[3]), ones), others);
+    let below = permute(
+        kept(comptime!(magnitudes(codebook)[0]), ones),
+        kept(comptime!(magnitudes(codebook)[1]), ones),
+        codes,
+    );
+    let above = permute(
+        kept(comptime!(magnitudes(codebook)[2]), ones),
+        kept(comptime!(magnitudes(codebook)[3]), ones),
+        others,
+    );
     // No byte borrows from the next.
     (above + 0x8080_8080u32) - below
 }

@@ -61,7 +61,7 @@ fn scales_and_biases(weight: &QuantizedTensor) -> Vec<(f64, f64)> {
     all
 }
 
-/// The numbers that the codes stand for, found from their decoded values: whole numbers or halves
+/// The numbers that the codes stand for, found from their decoded values: multiples of an eighth
 /// but in e4m3, whose scales divide exactly. None in groups whose scale is 0.
 fn code_values(weight: &QuantizedTensor, decoded: &[f32]) -> Vec<Option<f64>> {
     let scheme = weight.format().scheme();
@@ -69,7 +69,7 @@ fn code_values(weight: &QuantizedTensor, decoded: &[f32]) -> Vec<Option<f64>> {
     let value = |(i, &w): (usize, &f32)| {
         let (scale, bias) = scales[i / scheme.group_size().unwrap()];
         let code = (f64::from(w) - bias) / scale;
-        let rounded = (2.0 * code).round() / 2.0;
+        let rounded = (8.0 * code).round() / 8.0;
         (scale != 0.0).then_some(if scheme.codes == Codes::E4M3 { code } else { rounded })
     };
     decoded.iter().enumerate().map(value).collect()

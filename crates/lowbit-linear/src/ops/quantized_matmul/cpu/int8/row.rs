@@ -107,10 +107,11 @@ impl Rows<'_, '_> {
         // A constant, so that kernels that would not fit are not compiled.
         if const { M <= most_rows(S::REGISTERS, S::LANES) } {
             call_product!(simd, self, M;
-                (2, NO_TABLE, 1, true) (2, NO_TABLE, 2, true) (3, NO_TABLE, 1, true) (3, NO_TABLE, 2, false)
+                (2, NO_TABLE, 1, false) (2, NO_TABLE, 1, true) (2, NO_TABLE, 2, true) (3, NO_TABLE, 1, true) (3, NO_TABLE, 2, false)
                 (4, NO_TABLE, 1, false) (4, NO_TABLE, 1, true) (5, NO_TABLE, 1, false) (5, NO_TABLE, 1, true)
                 (6, NO_TABLE, 1, true) (6, NO_TABLE, 2, false) (8, NO_TABLE, 1, false) (8, NO_TABLE, 1, true)
-                (4, NARROW_TABLE, 1, false) (4, NARROW_TABLE, 2, false) (4, WIDE_TABLE, 1, false));
+                (4, NARROW_TABLE, 1, false) (4, NARROW_TABLE, 2, false)
+                (4, WIDE_TABLE, 1, false) (4, WIDE_TABLE, 2, false));
         } else {
             unreachable!("{M} rows of {}", most_rows(S::REGISTERS, S::LANES));
         }
