@@ -8,31 +8,19 @@ use crate::Stored;
 const PLAIN: [(u32, DType); 5] =
     [(24, DType::I8), (25, DType::I16), (26, DType::I32), (27, DType::I64), (28, DType::F64)];
 
-/// ggml's block types that have no [`Format`], to name them in errors. (A type that has one by now
-/// is found there first.)
-const UNSUPPORTED: [(u32, &str); 22] = [
+/// ggml's block types that have no [`Format`], to name them in errors.
+const UNSUPPORTED: [(u32, &str); 11] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
     (9, "Q8_1"),
     (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (29, "IQ1_M"),
     (31, "Q4_0_4_4"),
     (32, "Q4_0_4_8"),
     (33, "Q4_0_8_8"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
     (36, "IQ4_NL_4_4"),
     (37, "IQ4_NL_4_8"),
     (38, "IQ4_NL_8_8"),
     (40, "NVFP4"),
-    (41, "Q1_0"),
-    (42, "Q2_0"),
 ];
 
 /// The tensor type with the number `ggml_type`.
