@@ -89,10 +89,13 @@ fn main() -> ExitCode {
     // Without this handler, a mapped file that is cut kills the program without a message; nothing
     // else is lost.
     _ = lowbit_files::report_cut_files();
-    match run() {
+    let code = match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(failure.as_ref()),
-    }
+    };
+    #[cfg(feature = "serve")]
+    out::settle();
+    code
 }
 
 /// Parses the command line.

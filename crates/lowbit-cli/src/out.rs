@@ -2,6 +2,12 @@
 //! so nothing else writes to standard output and standard error; clippy's `print_stdout` and
 //! `print_stderr` watch over that.
 
+#[cfg(feature = "serve")]
+mod background;
+
+#[cfg(feature = "serve")]
+pub use background::{in_background, settle};
+
 use std::fmt::{self, Arguments, Display, Formatter};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::LazyLock;
@@ -102,10 +108,14 @@ pub fn print_clap(error: &clap::Error) -> Result<(), Unwritable> {
 }
 
 /// Writes a line to standard error. When that fails there is nowhere left to say so, and the work
-/// goes on without it.
+/// goes on without it. A reader that is slow is waited for, unless a server has its lines written
+/// `in_background`.
 pub fn tell(text: Arguments<'_>) {
+    let line = format!("{text}\n");
+    #[cfg(feature = "serve")]
+    let Some(line) = background::take(line) else { return };
     // In one piece: standard error is not buffered, and other programs may write to it.
-    let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());
+    let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
 /// A line on standard output, as [`print()`] writes it.

@@ -127,6 +127,37 @@ fn a_model_is_served_until_a_signal() {
     assert_eq!(lines[3], "stopped");
 }
 
+/// A pipe has room for some 64 KiB, of which a line takes 20 or more.
+const MORE_THAN_A_PIPE: usize = 8000;
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let mut served = Served::start(&["serve", "--port", "0", "--device", "cpu"]);
+    let mut stream = TcpStream::connect(&served.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let ask = format!("GET /nothing HTTP/1.1\r\nhost: {}\r\n\r\n", served.address);
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut line = String::new();
+    for _ in 0..MORE_THAN_A_PIPE / 100 {
+        stream.write_all(ask.repeat(100).as_bytes()).unwrap();
+        let mut answered = 0;
+        while answered < 100 {
+            line.clear();
+            assert!(answers.read_line(&mut line).unwrap() > 0, "the server has closed the connection");
+            answered += usize::from(line.contains("HTTP/1.1 404 "));
+        }
+    }
+    let process = served.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
+    let start = Instant::now();
+    let status = served.child.wait().unwrap();
+    assert!(status.success() && start.elapsed() < Duration::from_secs(10), "{status}");
+    let mut rest = String::new();
+    served.stderr.read_to_string(&mut rest).unwrap();
+    let lines = rest.lines().filter(|line| line.starts_with("GET other 404 ")).count();
+    assert!((1000..MORE_THAN_A_PIPE).contains(&lines), "{lines}");
+}
+
 #[test]
 fn flags_of_llama_server_are_taken() {
     let line = [

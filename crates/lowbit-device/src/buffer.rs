@@ -74,13 +74,17 @@ fn start(words: &[u128]) -> usize {
     words.as_ptr().addr().next_multiple_of(Lines::SIZE) - words.as_ptr().addr()
 }
 
-/// Bytes that go back to their processor's [`Spares`] when the last tensor over them is gone.
+/// Bytes that go back to their processor's [`Spares`] when the last tensor over them is gone, or to
+/// the system, where [`Buffer::zeros`] made them.
 pub struct Buffer {
     /// `None` in `drop` alone.
     lines: Option<Lines>,
     /// A multiple of a line.
     len: usize,
     home: Arc<Cpu>,
+    /// True if it goes back to the spares. Zeros are never taken from there: with theirs among them
+    /// the spares would grow with each cache that is dropped.
+    is_spare: bool,
 }
 
 impl Buffer {
@@ -95,7 +99,8 @@ impl Buffer {
             None if bytes >= HUGE => Lines::huge(count)?,
             None => Lines::zeros(count)?,
         };
-        let mut buffer = Self { lines: Some(lines), len: count * Lines::SIZE, home: home.clone() };
+        let (len, home) = (count * Lines::SIZE, home.clone());
+        let mut buffer = Self { lines: Some(lines), len, home, is_spare: true };
         if cfg!(debug_assertions) {
             buffer.bytes_mut().fill(0xff);
         }
@@ -116,7 +121,8 @@ impl Buffer {
     pub fn zeros(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         // Fresh memory: the system has zeroed it, and takes it from no one before it is touched.
         let lines = Lines::zeros(bytes.div_ceil(Lines::SIZE))?;
-        Some(Self { len: lines.count * Lines::SIZE, lines: Some(lines), home: home.clone() })
+        let len = lines.count * Lines::SIZE;
+        Some(Self { lines: Some(lines), len, home: home.clone(), is_spare: false })
     }
 
     /// All bytes.
@@ -147,7 +153,9 @@ impl std::fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.lines.take().into_iter().for_each(|lines| self.home.spares.put(lines));
+        if let Some(lines) = self.lines.take().filter(|_| self.is_spare) {
+            self.home.spares.put(lines);
+        }
     }
 }
 
@@ -272,6 +280,19 @@ mod tests {
         assert_eq!(counted(&cpu.spares.spares()), held);
         drop(Buffer::any(Spares::MOST * 64 + 64, &cpu).unwrap());
         drop(Buffer::any(64, &cpu).unwrap());
+        let now = cpu.spares.spares().lines;
+        assert_eq!(now, held);
+    }
+
+    #[test]
+    fn zeros_do_not_become_spares() {
+        let cpu = cpu();
+        drop(Buffer::any(64 << 10, &cpu).unwrap());
+        let held = cpu.spares.spares().lines;
+        assert!(held > 0);
+        for _ in 0..3 {
+            drop(Buffer::zeros(1 << 20, &cpu).unwrap());
+        }
         let now = cpu.spares.spares().lines;
         assert_eq!(now, held);
     }

@@ -1,5 +1,6 @@
 use crate::{EngineError, Request, Sink};
 use std::fmt;
+use std::time::Duration;
 
 /// Answers requests: implemented by the [`Engine`](crate::Engine), and by scripted models in tests
 /// of what stands above it.
@@ -160,6 +161,18 @@ pub struct Stats {
     pub steps: u64,
     /// Sequences in the last step's batch.
     pub last_batch: usize,
+    /// Passes in which replies got a token each.
+    pub decode_passes: u64,
+    /// Sequences in all of these.
+    pub decode_rows: u64,
+    /// The time that they took.
+    pub decode_time: Duration,
+    /// Passes over prompts.
+    pub prefill_passes: u64,
+    /// Tokens in all of these.
+    pub prefill_tokens: u64,
+    /// The time that they took, first tokens included.
+    pub prefill_time: Duration,
 }
 
 impl Stats {

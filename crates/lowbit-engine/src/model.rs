@@ -94,14 +94,11 @@ impl ModelRunner {
         }
     }
 
-    /// Draws from rows of `logits`, of which there are none where nothing is drawn: `record` begins
-    /// the draw of a sampler, `take` has its token.
-    pub(crate) fn draw_all<'a, S: 'a>(
+    /// Draws from rows of `logits`, of which there are none where nothing is drawn.
+    fn sample_all<'a>(
         &self,
         logits: Option<&Tensor>,
-        drawing: impl Iterator<Item = Drawing<'a, S>>,
-        record: impl Fn(&mut S, &Tensor) -> Result<Drawn, ModelError>,
-        take: impl Fn(&mut S, Result<u32, ModelError>, Option<(&Tensor, usize)>) -> Result<Sampled, EngineError>,
+        drawing: impl Iterator<Item = Drawing<'a, Sampler>>,
     ) -> Result<Vec<Outcome>, EngineError> {
         // All draws are recorded before the host waits for the first. Grammars say what may be
         // drawn while a GPU still runs the pass.
@@ -109,7 +106,7 @@ impl ModelRunner {
         for (index, sampler, logprobs) in drawing {
             let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
             let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
-            let recorded = record(sampler, &logits);
+            let recorded = self.sample(sampler, &logits);
             drawn.push((sampler, recorded, logits, logprobs));
         }
         if drawn.is_empty() {
@@ -118,18 +115,9 @@ impl ModelRunner {
         }
         let drawn = drawn.into_iter().map(|(sampler, recorded, logits, logprobs)| {
             let id = recorded.and_then(|drawn| Ok(drawn.wait()?));
-            of_row(take(sampler, id, logprobs.map(|count| (&logits, count))))
+            of_row(self.taken(sampler, id, logprobs.map(|count| (&logits, count))))
         });
         drawn.collect()
-    }
-
-    fn sample_all<'a>(
-        &self,
-        logits: Option<&Tensor>,
-        drawing: impl Iterator<Item = Drawing<'a, Sampler>>,
-    ) -> Result<Vec<Outcome>, EngineError> {
-        let record = |sampler: &mut _, logits: &_| self.sample(sampler, logits);
-        self.draw_all(logits, drawing, record, |sampler, id, logits| self.taken(sampler, id, logits))
     }
 
     /// A step of a sequence alone: on a GPU its launches are captured once and replayed.

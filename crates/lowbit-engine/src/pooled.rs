@@ -3,13 +3,12 @@
 use crate::model::{ModelRunner, failed, of_row};
 use crate::runner::{Outcome, Part, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, EngineOptions, Request};
-use lowbit_kernels::ops::{self, DecodeState, Drawn};
-use lowbit_kernels::{KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor, ops};
 use lowbit_models::{
-    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, GenerationOptions, LogitRules, ModelError,
-    PoolCache, PoolMark, PoolSequence,
+    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, FirstRow, GenerationOptions, LogitRules,
+    ModelError, PoolCache, PoolMark, PoolSequence,
 };
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 
 /// The cut of a budget into the parts of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,12 +101,34 @@ impl PooledRunner {
         self.one.sorted(error.into())
     }
 
-    /// Records the draw of a reply's first token.
-    fn first(&self, sampler: &mut PooledSampler, logits: &Tensor) -> Result<Drawn, ModelError> {
-        let PooledSampler { options, rules, text, .. } = sampler;
-        let mut state = DecodeState::new(text, options.repetition_context, self.one.model.device())?;
-        ops::sample_next(&rules.apply(logits)?, &mut state, &options.sampling)?;
-        Ok(state.drawn()?)
+    /// The steps, for penalties that look at so many last tokens.
+    fn steps(&self, window: usize) -> Result<RefMut<'_, BatchSteps>, EngineError> {
+        let mut steps = self.steps.borrow_mut();
+        if window > steps.window() {
+            let (capacity, window) = (steps.capacity(), window.next_power_of_two());
+            let wider = BatchSteps::new(&self.one.model, capacity, self.context, window);
+            *steps = wider.map_err(|error| self.kernel(error))?;
+        }
+        Ok(steps)
+    }
+
+    /// Draws the first tokens of the parts that end their prompts, from the logits of all parts.
+    fn first(&self, logits: Tensor, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
+        let mut drawing: Vec<_> = Part::drawing(parts).collect();
+        let windows = drawing.iter().map(|(_, sampler, _)| sampler.options.repetition_context);
+        let mut steps = self.steps(windows.max().unwrap_or(0))?;
+        let mut rows = vec![];
+        for (row, sampler, logprobs) in &mut drawing {
+            let PooledSampler { options, rules, text, .. } = &mut **sampler;
+            let (row, keeps_logits) = (*row, logprobs.is_some());
+            rows.push(FirstRow { row, text, options, rules: Some(rules), keeps_logits });
+        }
+        let drawn = steps.first(logits, &mut rows).map_err(|error| self.one.sorted(error))?;
+        let results = drawing.into_iter().zip(drawn);
+        let results = results.map(|((_, sampler, logprobs), drawn)| {
+            of_row(self.taken(sampler, drawn.id, drawn.logits.as_ref().zip(logprobs)))
+        });
+        results.collect()
     }
 }
 
@@ -199,21 +220,19 @@ impl Runner for PooledRunner {
         for (part, marks) in parts.iter_mut().zip(marks) {
             part.marks = marks.into_iter().map(|mark| (mark.position(), mark)).collect();
         }
-        let logits = logits.map_err(|error| self.one.sorted(error))?;
-        let record = |sampler: &mut _, logits: &_| self.first(sampler, logits);
-        self.one.draw_all(logits.as_ref(), Part::drawing(parts), record, |sampler, id, logits| {
-            self.taken(sampler, id, logits)
-        })
+        match logits.map_err(|error| self.one.sorted(error))? {
+            Some(logits) => self.first(logits, parts),
+            None => {
+                // The scheduler measures how long a pass takes.
+                model.synchronize().map_err(|error| self.one.sorted(error))?;
+                Ok(vec![])
+            }
+        }
     }
 
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
-        let mut steps = self.steps.borrow_mut();
-        let model = &self.one.model;
         let widest = rows.iter().map(|row| row.sampler.options.repetition_context).max().unwrap_or(0);
-        if widest > steps.window() {
-            let (capacity, window) = (steps.capacity(), widest.next_power_of_two());
-            *steps = BatchSteps::new(model, capacity, self.context, window).map_err(|e| self.kernel(e))?;
-        }
+        let (mut steps, model) = (self.steps(widest)?, &self.one.model);
         let mut batch: Vec<BatchRow<'_>> = rows
             .iter_mut()
             .map(|row| {

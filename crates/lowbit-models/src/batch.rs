@@ -1,5 +1,9 @@
 //! Decode steps of many sequences at once.
 
+mod first;
+
+pub use first::FirstRow;
+
 use crate::layers::Step;
 use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache};
 use lowbit_kernels::gpu::Pass;
@@ -21,6 +25,8 @@ pub struct BatchSteps {
     rows: Vec<Option<Occupant>>,
     /// Each row's token, position, number of the step, and sampling.
     state: DecodeBatch,
+    /// The sampling of first tokens, which are drawn beside the rows' own.
+    firsts: DecodeBatch,
     /// u32 `[rows, N]`, `[rows]` and `[rows + 1]`, as [`Step::rows`] takes them.
     table: Tensor,
     slots: Tensor,
@@ -102,6 +108,7 @@ impl BatchSteps {
         Ok(Self {
             rows: (0..rows).map(|_| None).collect(),
             state: DecodeBatch::new(rows, window, device)?,
+            firsts: DecodeBatch::new(rows, window, device)?,
             table: zeros(&[rows, context.div_ceil(PAGE_TOKENS).max(1)])?,
             slots: zeros(&[rows])?,
             cu_seqlens: Tensor::new(&offsets, &[rows + 1], device)?,
@@ -171,7 +178,8 @@ impl BatchSteps {
             for ((row, &place), kept) in
                 rows.iter_mut().zip(&places).zip(&mut kept).filter(|((row, _), _)| row.draws)
             {
-                *kept = changed(row, place, &mut ran.logits);
+                let changes = (row.rules.as_deref_mut(), row.keeps_logits);
+                *kept = changed(changes, place, &mut ran.logits);
             }
             ops::sample_rows(&ran.logits, &mut self.state, kind)?;
         }
@@ -314,9 +322,13 @@ impl BatchSteps {
 }
 
 /// Changes a row's logits as its rules say. Returns them as they were, if they are wanted.
-fn changed(row: &mut BatchRow<'_>, place: usize, logits: &mut Tensor) -> Result<Option<Tensor>, ModelError> {
-    let kept = row.keeps_logits.then(|| copy_of(logits, place)).transpose()?;
-    if let Some(rules) = row.rules.as_mut().filter(|rules| !rules.is_empty()) {
+fn changed(
+    (rules, keeps_logits): (Option<&mut LogitRules>, bool),
+    place: usize,
+    logits: &mut Tensor,
+) -> Result<Option<Tensor>, ModelError> {
+    let kept = keeps_logits.then(|| copy_of(logits, place)).transpose()?;
+    if let Some(rules) = rules.filter(|rules| !rules.is_empty()) {
         let changed = rules.apply(&logits.rows(place, place + 1)?)?;
         ops::copy_rows(&changed, 0, logits, place)?;
     }

@@ -2,11 +2,11 @@
 //! only lists them ([`DryRun`](lowbit_kernels::gpu::DryRun)), so the list is the ops' own choice.
 
 use crate::{
-    BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, ModelError, PoolSequence, Session,
-    Target,
+    BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, Logits, Model, ModelError, PoolSequence,
+    Session, Target,
 };
 use lowbit_files::{Checkpoint, Pooling};
-use lowbit_kernels::ops::{self, DecodeState, PAGE_TOKENS, SampleParams};
+use lowbit_kernels::ops::{PAGE_TOKENS, SampleParams};
 use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
@@ -75,12 +75,13 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
     }
     let limit = model.config().max_position_embeddings;
     // All tokens drawn are 0, which a grammar may forbid.
-    let options = &GenerationOptions { grammar: None, ..options.clone() };
+    let window = options.repetition_context.min(limit);
+    let options = &GenerationOptions { grammar: None, ..options.clone() }.with_repetition_context(window);
     let greedy = options.clone().with_sampling(SampleParams::default());
-    let mut steps = BatchSteps::new(model, rows, limit, options.repetition_context.min(limit))?;
+    let mut steps = BatchSteps::new(model, rows, limit, window)?;
     let pages = LONGEST / PAGE_TOKENS + steps.capacity();
     let mut pool = CachePool::new(model, pages, steps.capacity(), 1)?;
-    dry_prompts(model, &mut pool, options)?;
+    dry_prompts(model, &mut pool, &mut steps, [options, &greedy])?;
     let mut caches = vec![];
     while let Some(mut cache) = pool.cache()? {
         pool.make_room(&mut cache, 1);
@@ -110,7 +111,12 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
 const LONGEST: usize = 4096;
 
 /// Passes over prompts in `pool`, and the first token of each.
-fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions) -> Result<(), ModelError> {
+fn dry_prompts(
+    model: &Model,
+    pool: &mut CachePool,
+    steps: &mut BatchSteps,
+    options: [&GenerationOptions; 2],
+) -> Result<(), ModelError> {
     /// Tokens of each; prompts as short as these are also run together.
     const SHORT: [usize; 7] = [12, 24, 48, 64, 128, 192, 384];
     const LONG: [usize; 4] = [768, 1152, 2048, LONGEST];
@@ -127,8 +133,10 @@ fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions)
             marks: std::slice::from_ref(&mark),
         }];
         if let Some(logits) = model.forward_batch_in(pool, batch, Logits::Last)? {
-            let mut state = DecodeState::new(&[0], options.repetition_context.min(limit), model.device())?;
-            ops::sample_next(&logits, &mut state, &options.sampling)?;
+            for options in options {
+                let row = FirstRow { row: 0, text: &[0], options, rules: None, keeps_logits: false };
+                steps.first(logits.clone(), &mut [row])?;
+            }
         }
         pool.go_back(&mut cache, tokens - tokens % PAGE_TOKENS, Some(&mark))?;
     }
@@ -140,6 +148,18 @@ fn dry_prompts(model: &Model, pool: &mut CachePool, options: &GenerationOptions)
                 model.forward_in(pool, &mut cache, &vec![0; tokens], Logits::None)?;
             }
         }
+    }
+    // The states are kept on the way, as in prompts that end beside a block: what comes after the
+    // mark is a turn of its own.
+    for after in [1, PAGE_TOKENS / 2, PAGE_TOKENS] {
+        let (Some(mut cache), marked) = (pool.cache()?, 2 * PAGE_TOKENS) else { continue };
+        if marked + after > limit || !pool.make_room(&mut cache, marked + after) {
+            continue;
+        }
+        let mark = pool.mark_at(marked)?;
+        let (tokens, marks) = (&vec![0; marked + after], std::slice::from_ref(&mark));
+        let batch = &mut [PoolSequence { tokens, cache: &mut cache, marks }];
+        model.forward_batch_in(pool, batch, Logits::Last)?;
     }
     let mut texts = vec![];
     for tokens in SHORT.map(|tokens| tokens.min(limit)) {

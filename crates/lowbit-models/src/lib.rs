@@ -36,7 +36,7 @@ mod target;
 mod warnings;
 mod weights;
 
-pub use batch::{BatchDrawn, BatchRow, BatchSteps};
+pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow};
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
 pub use compile::{dry_batches, dry_chat, dry_generation, dry_pooled};
 pub use config::Config;

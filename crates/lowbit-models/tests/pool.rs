@@ -4,11 +4,11 @@
 mod support;
 
 use lowbit_formats::FloatType;
-use lowbit_kernels::Device;
-use lowbit_kernels::ops::SampleParams;
+use lowbit_kernels::ops::{self, DecodeState, SampleParams};
+use lowbit_kernels::{Device, Tensor};
 use lowbit_models::{
-    BatchRow, BatchSteps, CachePool, GenerationOptions, Logits, Model, PoolCache, PoolSequence, Session,
-    Target,
+    BatchDrawn, BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, LogitRules, Logits, Model,
+    PoolCache, PoolSequence, Session, Target,
 };
 use std::ops::ControlFlow::Continue;
 use support::{load, root};
@@ -155,6 +155,49 @@ fn sequences_that_come_and_go_are_written_as_alone() {
             }
         }
         assert_eq!((done, pool.free_pages()), (lengths.len(), 24));
+    }
+}
+
+#[test]
+fn first_tokens_are_drawn_together_as_alone() {
+    for model in models() {
+        let mut steps = BatchSteps::new(&model, 6, CONTEXT, 16).unwrap();
+        let texts: Vec<_> =
+            (0..5).map(|seed| (prompt(&model, seed, 20 + 9 * seed as usize), options(seed.into()))).collect();
+        let all: Vec<Vec<f32>> = texts.iter().map(|(text, _)| logits_alone(&model, text)).collect();
+        let logits = Tensor::new(&all.concat(), &[5, all[0].len()], model.device()).unwrap();
+        // All of them, and some in another order, of which one has rules of its own.
+        for rows in [&[0, 1, 2, 3, 4][..], &[3, 1]] {
+            let forbids =
+                GenerationOptions::default().with_logit_bias((0..40).map(|id| (id, -100.0)).collect());
+            let mut rules = LogitRules::new(&forbids, &model).unwrap();
+            let mut rules = Some(&mut rules);
+            let mut firsts = vec![];
+            for &row in rows {
+                let (text, options) = &texts[row];
+                let rules = if row == 3 { rules.take() } else { None };
+                firsts.push(FirstRow { row, text, options, rules, keeps_logits: row % 2 == 1 });
+            }
+            let drawn = steps.first(logits.clone(), &mut firsts).unwrap();
+            assert_eq!(drawn.len(), rows.len());
+            for (&row, BatchDrawn { id, logits }) in rows.iter().zip(drawn) {
+                let (text, options) = &texts[row];
+                let mut state = DecodeState::new(text, options.repetition_context, model.device()).unwrap();
+                let mut own = Tensor::new(&all[row], &[1, all[row].len()], model.device()).unwrap();
+                if row == 3 {
+                    own = LogitRules::new(&forbids, &model).unwrap().apply(&own).unwrap();
+                }
+                ops::sample_next(&own, &mut state, &options.sampling).unwrap();
+                let want = state.drawn().unwrap().wait().unwrap();
+                assert_eq!(id.unwrap(), want, "{} row {row} of {rows:?}", model.architecture());
+                let kept = logits.map(|logits| logits.to_device(model.host()).unwrap());
+                assert_eq!(kept.is_some(), row % 2 == 1);
+                assert!(
+                    kept.is_none_or(|kept| kept.as_slice::<f32>().unwrap() == all[row]),
+                    "as the model gave them"
+                );
+            }
+        }
     }
 }
 

@@ -162,7 +162,7 @@ const GAUGES: [Figure<usize>; 7] = [
     ("lowbit_batch_size", "Sequences in the last step", |stats| stats.last_batch),
 ];
 
-const COUNTERS: [Figure<u64>; 11] = [
+const COUNTERS: [Figure<u64>; 15] = [
     ("lowbit_submitted", "Requests that the engine took", |stats| stats.submitted),
     ("lowbit_finished", "Requests with a complete reply", |stats| stats.finished),
     ("lowbit_cancelled", "Requests that were cancelled", |stats| stats.cancelled),
@@ -173,7 +173,18 @@ const COUNTERS: [Figure<u64>; 11] = [
     ("lowbit_cached_tokens", "Tokens of prompts that were cached", |stats| stats.cached_tokens),
     ("lowbit_completion_tokens", "Tokens that were sampled", |stats| stats.completion_tokens),
     ("lowbit_recomputed_tokens", "Tokens computed again after a preemption", |stats| stats.recomputed_tokens),
-    ("lowbit_steps", "Passes of the model", |stats| stats.steps),
+    ("lowbit_steps", "Turns of the engine", |stats| stats.steps),
+    ("lowbit_decode_passes", "Passes in which replies got a token each", |stats| stats.decode_passes),
+    ("lowbit_decode_rows", "Sequences in these passes", |stats| stats.decode_rows),
+    ("lowbit_prefill_passes", "Passes over prompts", |stats| stats.prefill_passes),
+    ("lowbit_prefill_tokens", "Tokens in these passes", |stats| stats.prefill_tokens),
+];
+
+const SECONDS: [Figure<f64>; 2] = [
+    ("lowbit_decode_seconds", "The time of passes in which replies got a token each", |stats| {
+        stats.decode_time.as_secs_f64()
+    }),
+    ("lowbit_prefill_seconds", "The time of passes over prompts", |stats| stats.prefill_time.as_secs_f64()),
 ];
 
 const VLLM_GAUGES: [Figure<f64>; 3] = [
@@ -217,6 +228,9 @@ impl Collector for Engines {
             self.each(&mut encoder, (name, help), value)?;
         }
         for (name, help, of) in COUNTERS {
+            self.each(&mut encoder, (name, help), |stats| ConstCounter::new(of(stats)))?;
+        }
+        for (name, help, of) in SECONDS {
             self.each(&mut encoder, (name, help), |stats| ConstCounter::new(of(stats)))?;
         }
         Ok(())

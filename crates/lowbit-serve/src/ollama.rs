@@ -292,7 +292,7 @@ impl Writer for Lines {
                 self.first.get_or_insert_with(Instant::now);
                 self.parts(piece, out);
             }
-            Step::Ended { piece, end, tokens } => {
+            Step::Ended { piece, end, tokens, .. } => {
                 self.parts(piece, out);
                 out.push_str(&format!("{}\n", self.last("", "", &[], (Some(&end), &tokens))));
             }

@@ -63,6 +63,8 @@ pub(crate) enum Step {
     },
     /// The end, with what was held back.
     Ended {
+        /// The reply's last token, where its text ended the reply.
+        id: Option<u32>,
         piece: Piece,
         end: End,
         tokens: Tokens,
@@ -172,7 +174,7 @@ impl<'a> Replies<'a> {
             Event::Finished { finish, usage, .. } => {
                 self.replies[index].tokens.written = usage.completion_tokens;
                 let end = if finish == Finish::Length { End::Length } else { End::Stop };
-                Some(self.ended(index, Piece::default(), end))
+                Some(self.ended(index, None, Piece::default(), end))
             }
             Event::Failed(error) => Some(self.failed(index, refused(self.app, &error))),
             _ => None,
@@ -202,14 +204,14 @@ impl<'a> Replies<'a> {
             reply.tokens.reasoning = reply.tokens.written;
         }
         match reply.stream.stop().map(String::from) {
-            Some(stop) => self.ended(index, piece, End::StopText(stop)),
-            None if reply.one_call && reply.has_calls => self.ended(index, piece, End::Stop),
+            Some(stop) => self.ended(index, Some(id), piece, End::StopText(stop)),
+            None if reply.one_call && reply.has_calls => self.ended(index, Some(id), piece, End::Stop),
             None => Step::Token { id, piece, logprobs },
         }
     }
 
-    /// Ends a reply, whose last piece is `piece` and what was held back.
-    fn ended(&mut self, index: usize, mut piece: Piece, end: End) -> Step {
+    /// Ends a reply, whose last piece is `piece`, of token `id` if of any, and what was held back.
+    fn ended(&mut self, index: usize, id: Option<u32>, mut piece: Piece, end: End) -> Step {
         let reply = &mut self.replies[index];
         reply.handle = None;
         let rest = match reply.stream.finish() {
@@ -234,7 +236,7 @@ impl<'a> Replies<'a> {
         };
         self.app.metrics.replied(&self.app.served.name, why, self.record.start.elapsed());
         self.record.say(format!("prompt {prompt} cached {cached} written {written} {why}"));
-        Step::Ended { piece, end, tokens }
+        Step::Ended { id, piece, end, tokens }
     }
 
     fn failed(&mut self, index: usize, error: ApiError) -> Step {
@@ -307,7 +309,8 @@ impl Whole {
                     whole.logprobs.extend(logprobs);
                     whole.add(piece);
                 }
-                Step::Ended { piece, end, tokens } => {
+                Step::Ended { id, piece, end, tokens } => {
+                    whole.ids.extend(id);
                     whole.add(piece);
                     (whole.end, whole.tokens) = (Some(end), tokens);
                 }

@@ -197,6 +197,7 @@ fn the_fields_of_each_path_are_those_that_its_handler_reads() {
         (&writes, "/v1/chat/completions", conversation.clone()),
         (&writes, "/v1/completions", json!({"prompt": "a"})),
         (&writes, "/v1/responses", json!({"input": "a"})),
+        (&writes, "/v1/responses/input_tokens", json!({"input": "a"})),
         (&writes, "/v1/messages", json!({"max_tokens": 5, "messages": messages})),
         (&writes, "/v1/messages/count_tokens", conversation.clone()),
         (&writes, "/api/chat", named),

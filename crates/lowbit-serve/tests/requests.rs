@@ -398,3 +398,62 @@ fn t7_a_nonce_before_the_system_prompt_is_left_out() {
     let kept = prompts(&keeps);
     assert!(kept[0].contains("cch=a5145;") && kept[3].contains("cch=0aaa9;"), "{kept:?}");
 }
+
+/// The ids of tokens of a prompt and a reply, as an answer or a stream's chunks have them.
+fn token_ids<'a>(values: impl IntoIterator<Item = &'a Value>) -> Vec<Value> {
+    values.into_iter().filter_map(Value::as_array).flatten().cloned().collect()
+}
+
+#[test]
+fn ids_of_prompts_and_replies_are_told_where_they_are_asked_for() {
+    let server = server();
+    let want = json!(server.ids("Well, yes."));
+    let asks = json!({"return_token_ids": true, "n": 2});
+    let whole = server.chat(&asks).ok();
+    let prompt = json!(server.engine.requests.lock().unwrap()[0].prompt);
+    assert_eq!((&whole["prompt_token_ids"], &whole["choices"][1]["token_ids"]), (&prompt, &want));
+    let events = server.chat(&json!({"return_token_ids": true, "stream": true})).events();
+    let told: Vec<_> = events.iter().filter(|event| event["prompt_token_ids"].is_array()).collect();
+    assert_eq!((told.len(), &told[0]["prompt_token_ids"]), (1, &prompt));
+    assert_eq!(json!(token_ids(events.iter().map(|event| &event["choices"][0]["token_ids"]))), want);
+    // Also of texts that are held back or cut.
+    let stopped = json!({"return_token_ids": true, "stop": "yes"});
+    let cut = server.chat(&stopped).ok()["choices"][0].clone();
+    let ids: Vec<u32> = serde_json::from_value(cut["token_ids"].clone()).unwrap();
+    assert!(server.tokenizer.decode(&ids).unwrap().starts_with("Well, yes"), "{cut}");
+
+    let body = json!({"prompt": ["One", "Two"], "max_tokens": 9, "return_token_ids": true});
+    let whole = server.post("/v1/completions", &body).ok();
+    for (index, text) in ["One", "Two"].into_iter().enumerate() {
+        let choice = &whole["choices"][index];
+        let prompt = json!(server.tokenizer.encode(text, true).unwrap());
+        assert_eq!((&choice["prompt_token_ids"], &choice["token_ids"]), (&prompt, &want), "{text}");
+    }
+    let body = json!({"prompt": "One", "max_tokens": 9, "return_token_ids": true, "stream": true});
+    let events = server.post("/v1/completions", &body).events();
+    let prompts = token_ids(events.iter().map(|event| &event["choices"][0]["prompt_token_ids"]));
+    assert_eq!(json!(prompts), json!(server.tokenizer.encode("One", true).unwrap()));
+    assert_eq!(json!(token_ids(events.iter().map(|event| &event["choices"][0]["token_ids"]))), want);
+
+    let silent = server.chat(&json!({})).ok();
+    assert!(silent["prompt_token_ids"].is_null() && silent["choices"][0]["token_ids"].is_null(), "{silent}");
+}
+
+#[test]
+fn a_response_has_as_many_input_tokens_as_were_counted() {
+    let server = server();
+    let tools =
+        json!([{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]);
+    let body = json!({"input": [{"role": "user", "content": "weather?"}], "instructions": "Be brief.", "tools": tools});
+    let counted = server.post("/v1/responses/input_tokens", &body).ok();
+    let response = server.post("/v1/responses", &body).ok();
+    let want = response["usage"]["input_tokens"].clone();
+    assert_eq!(counted, json!({"object": "response.input_tokens", "input_tokens": want}));
+    assert!(want.as_u64().unwrap() > 20, "{want}");
+    let (message, _) = refused(
+        &server,
+        "/v1/responses/input_tokens",
+        &json!({"input": "a", "previous_response_id": "resp_1"}),
+    );
+    assert_eq!(message, "previous_response_id: nothing is stored here: send the whole conversation as input");
+}

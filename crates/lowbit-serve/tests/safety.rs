@@ -346,6 +346,8 @@ fn requests_are_counted_and_logged() {
         "lowbit_requests_total{path=\"other\",status=\"404\"} 1",
         "lowbit_time_to_first_token_seconds_count{model_name=\"test\"} 1",
         "lowbit_requests_running{model_name=\"test\"} 0",
+        "lowbit_prefill_passes_total{model_name=\"test\"} 3",
+        "lowbit_prefill_seconds_total{model_name=\"test\"} 1.5",
         "# EOF",
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");

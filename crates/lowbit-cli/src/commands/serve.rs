@@ -101,6 +101,9 @@ struct Limits {
     /// [default: a quarter of the free memory and at most 16 on a CPU; 85 % of what the weights leave on a GPU].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     cache_memory: Option<f64>,
+    /// Keep no caches for later requests: each prompt is read whole.
+    #[arg(long)]
+    no_prefix_cache: bool,
 }
 
 fn gigabytes(text: &str) -> Result<f64, String> {
@@ -118,6 +121,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     // Before a model is loaded: an address that is taken is known at once.
     let server = Server::bind(arguments.listen.options()?)?;
     let address = server.address();
+    // A log that nobody reads must not stop the server.
+    out::in_background()?;
     let log: Log = Arc::new(|line: &str| out::note!("{line}"));
     let arguments = Arc::new(arguments);
     if let Some(file) = &arguments.models {
@@ -250,7 +255,8 @@ impl Limits {
     fn options(&self, loaded: &Loaded, share: usize) -> EngineOptions {
         let options = EngineOptions::new(loaded.model.device())
             .with_max_running(self.max_running)
-            .with_max_waiting(self.max_waiting);
+            .with_max_waiting(self.max_waiting)
+            .with_prefix_cache(!self.no_prefix_cache);
         let bytes = match (self.cache_memory, loaded.model.device()) {
             (Some(size), _) => Some((size * 1e9) as u64),
             (None, Device::Cpu(_)) => memory::available_bytes().map(|free| (free / 4).min(MOST_ON_CPU)),

@@ -58,7 +58,7 @@ pub mod math;
 pub mod matrices;
 #[cfg(feature = "msl")]
 pub mod msl;
-#[cfg(any(feature = "vulkan", feature = "metal"))]
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 mod recording;
 #[cfg(feature = "gpu")]
 #[allow(missing_docs)] // `#[cube]` makes modules without a word.

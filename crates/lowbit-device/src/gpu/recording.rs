@@ -55,3 +55,31 @@ impl Recording {
 fn is_free(range: &Range) -> bool {
     Arc::strong_count(range) == 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_used_again_once_no_tensor_has_it() {
+        let mut recording = Recording::default();
+        let [first, second] = [64, 64].map(|bytes| {
+            let memory = Memory::new(bytes);
+            recording.add(bytes, &memory);
+            memory
+        });
+        assert!(recording.reuse(64).is_none(), "tensors have both");
+        let (clone, range) = (first.clone(), Arc::as_ptr(&first.keep()).addr());
+        drop(first);
+        assert!(recording.reuse(64).is_none(), "a clone is left");
+        drop(clone);
+        assert!(recording.reuse(32).is_none(), "of another size");
+        let again = recording.reuse(64).unwrap();
+        assert_eq!(Arc::as_ptr(&again.keep()).addr(), range);
+        assert!(recording.reuse(64).is_none(), "it is in use again");
+        // What launches use from outside is kept as well; what is used again counts once.
+        let outside = Memory::new(0usize);
+        recording.launch([&again, &second, &outside].into_iter());
+        assert_eq!(recording.into_memory().len(), 3);
+    }
+}

@@ -153,7 +153,7 @@ impl Writer for MessageStream {
                 out.push_str(&event("message_start", json!({"message": message})));
             }
             Step::Token { piece, .. } => self.parts(piece, out),
-            Step::Ended { piece, end, tokens } => {
+            Step::Ended { piece, end, tokens, .. } => {
                 self.parts(piece, out);
                 self.close(out);
                 let (reason, text) = stop_reason(&end);

@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::chat_reply::{ChatStream, whole_chat};
+use super::chat_reply::{ChatStream, Extras, whole_chat};
 use super::messages::{messages, tools};
 use super::{Head, Warnings};
 use crate::app::{App, Host, Record};
@@ -42,7 +42,7 @@ struct Asked {
     model: String,
     stream: bool,
     include_usage: bool,
-    logprobs: bool,
+    extras: Extras,
     warnings: Warnings,
 }
 
@@ -57,11 +57,11 @@ pub(crate) async fn chat(
     let head = Head::new(&app, "chatcmpl-", asked.model);
     if asked.stream {
         let writer =
-            ChatStream::new(app.clone(), head, (asked.jobs.len(), asked.logprobs), asked.include_usage);
+            ChatStream::new(app.clone(), head, (asked.jobs.len(), asked.extras), asked.include_usage);
         return Ok(asked.warnings.on(stream(app, record, asked.jobs, writer).await?));
     }
     let whole = Whole::all(Replies::submit(&app, &record, &asked.jobs)?).await?;
-    Ok(asked.warnings.on(super::answer(&whole_chat(&app.served.tokenizer, &head, &whole, asked.logprobs))))
+    Ok(asked.warnings.on(super::answer(&whole_chat(&app.served.tokenizer, &head, &whole, &asked.extras))))
 }
 
 impl Asked {
@@ -77,6 +77,7 @@ impl Asked {
         let stops = stops(&mut fields, "stop")?;
         let logprobs = logprobs(&mut fields)?;
         let (stream, include_usage) = streaming(&mut fields)?;
+        let ids = fields.take("return_token_ids")?.unwrap_or(false);
         let wanted = wanted(&mut fields)?;
         let one_call = fields.take("parallel_tool_calls")? == Some(false);
         let conversation = conversation(app, &mut fields, &mut warnings)?;
@@ -99,7 +100,8 @@ impl Asked {
             }
         };
         let jobs = (0..n).map(job).collect();
-        Ok(Self { jobs, model, stream, include_usage, logprobs: logprobs.is_some(), warnings })
+        let extras = Extras { logprobs: logprobs.is_some(), prompt: ids.then(|| prompt.ids.clone()) };
+        Ok(Self { jobs, model, stream, include_usage, extras, warnings })
     }
 }
 

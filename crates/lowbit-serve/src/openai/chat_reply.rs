@@ -9,8 +9,16 @@ use lowbit::{Call, Event as Part, Piece, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
+/// The parts of an answer beside its text that a request asks for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Extras {
+    pub(super) logprobs: bool,
+    /// The prompt's ids, where ids are asked for.
+    pub(super) prompt: Option<Arc<[u32]>>,
+}
+
 /// The answer to a chat.
-pub(super) fn whole_chat(tokenizer: &Tokenizer, head: &Head, replies: &[Whole], logprobs: bool) -> Value {
+pub(super) fn whole_chat(tokenizer: &Tokenizer, head: &Head, replies: &[Whole], extras: &Extras) -> Value {
     let choices = replies.iter().enumerate().map(|(index, whole)| {
         let mut message = json!({"role": "assistant", "content": whole.content});
         if !whole.reasoning.is_empty() {
@@ -23,14 +31,22 @@ pub(super) fn whole_chat(tokenizer: &Tokenizer, head: &Head, replies: &[Whole], 
                 message["content"] = Value::Null;
             }
         }
-        let logprobs = logprobs.then(|| {
+        let logprobs = extras.logprobs.then(|| {
             let content: Vec<Value> = whole.logprobs.iter().map(|token| logprob(tokenizer, token)).collect();
             json!({"content": content, "refusal": null})
         });
         let end = whole.end.as_ref().map(finish_reason);
-        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": end})
+        let mut choice =
+            json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": end});
+        if extras.prompt.is_some() {
+            choice["token_ids"] = json!(whole.ids);
+        }
+        choice
     });
     let mut value = head.object("chat.completion", choices.collect());
+    if let Some(prompt) = &extras.prompt {
+        value["prompt_token_ids"] = json!(prompt[..]);
+    }
     let tokens: Vec<Tokens> = replies.iter().map(|whole| whole.tokens).collect();
     value["usage"] = super::usage(&tokens, tokens.len());
     value
@@ -40,7 +56,7 @@ pub(super) fn whole_chat(tokenizer: &Tokenizer, head: &Head, replies: &[Whole], 
 pub(super) struct ChatStream {
     app: Arc<App>,
     head: Head,
-    logprobs: bool,
+    extras: Extras,
     include_usage: bool,
     choices: Vec<Choice>,
 }
@@ -50,8 +66,9 @@ pub(super) struct ChatStream {
 struct Choice {
     /// Calls so far.
     calls: usize,
-    /// Log-probabilities of tokens whose text is held back.
+    /// Log-probabilities of tokens whose text is held back, and their ids.
     logprobs: Vec<Value>,
+    ids: Vec<u32>,
     tokens: Tokens,
 }
 
@@ -59,25 +76,45 @@ impl ChatStream {
     pub(super) fn new(
         app: Arc<App>,
         head: Head,
-        (count, logprobs): (usize, bool),
+        (count, extras): (usize, Extras),
         include_usage: bool,
     ) -> Self {
         let choices = (0..count).map(|_| Choice::default()).collect();
-        Self { app, head, logprobs, include_usage, choices }
+        Self { app, head, extras, include_usage, choices }
     }
 
-    fn chunk(&self, index: usize, delta: Value, logprobs: Option<Vec<Value>>, end: Option<&End>) -> String {
-        let logprobs =
-            logprobs.filter(|list| !list.is_empty()).map(|list| json!({"content": list, "refusal": null}));
-        let choice = json!({
+    /// A chunk, with the log-probabilities and the ids of the tokens since the last one.
+    fn chunk(&mut self, index: usize, delta: Value, end: Option<&End>) -> String {
+        event(&self.object(index, delta, end))
+    }
+
+    /// The same, as an object.
+    fn object(&mut self, index: usize, delta: Value, end: Option<&End>) -> Value {
+        let Choice { logprobs, ids, .. } = &mut self.choices[index];
+        let (list, ids) = (std::mem::take(logprobs), std::mem::take(ids));
+        let logprobs = (!list.is_empty()).then(|| json!({"content": list, "refusal": null}));
+        let mut choice = json!({
             "index": index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": end.map(finish_reason),
         });
+        if self.extras.prompt.is_some() {
+            choice["token_ids"] = json!(ids);
+        }
         let mut chunk = self.head.object("chat.completion.chunk", vec![choice]);
         if self.include_usage {
             chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    /// The first chunk of a reply; the first of all has the prompt's ids.
+    fn begun(&mut self, index: usize) -> String {
+        let prompt = self.extras.prompt.clone().filter(|_| index == 0);
+        let mut chunk = self.object(index, json!({"role": "assistant", "content": ""}), None);
+        if let Some(prompt) = prompt {
+            chunk["prompt_token_ids"] = json!(prompt[..]);
         }
         event(&chunk)
     }
@@ -94,8 +131,7 @@ impl ChatStream {
                     json!({"tool_calls": [numbered(&call, place)]})
                 }
             };
-            let logprobs = self.logprobs.then(|| std::mem::take(&mut self.choices[index].logprobs));
-            out.push_str(&self.chunk(index, delta, logprobs, None));
+            out.push_str(&self.chunk(index, delta, None));
         }
     }
 }
@@ -113,19 +149,20 @@ impl Writer for ChatStream {
     fn step(&mut self, index: usize, step: Step, out: &mut String) {
         match step {
             Step::Started(_) => {
-                out.push_str(&self.chunk(index, json!({"role": "assistant", "content": ""}), None, None));
+                out.push_str(&self.begun(index));
             }
-            Step::Token { piece, logprobs, .. } => {
+            Step::Token { id, piece, logprobs } => {
+                self.choices[index].ids.push(id);
                 if let Some(token) = logprobs {
                     self.choices[index].logprobs.push(logprob(&self.app.served.tokenizer, &token));
                 }
                 self.parts(index, piece, out);
             }
-            Step::Ended { piece, end, tokens } => {
+            Step::Ended { id, piece, end, tokens } => {
                 self.choices[index].tokens = tokens;
+                self.choices[index].ids.extend(id);
                 self.parts(index, piece, out);
-                let rest = self.logprobs.then(|| std::mem::take(&mut self.choices[index].logprobs));
-                out.push_str(&self.chunk(index, json!({}), rest, Some(&end)));
+                out.push_str(&self.chunk(index, json!({}), Some(&end)));
             }
             Step::Failed(error) => self.failed(&error, out),
         }

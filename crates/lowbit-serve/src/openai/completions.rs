@@ -37,6 +37,8 @@ struct Asked {
     stream: bool,
     include_usage: bool,
     logprobs: bool,
+    /// True if the prompts' and replies' ids are asked for.
+    ids: bool,
     warnings: Warnings,
 }
 
@@ -48,8 +50,8 @@ pub(crate) async fn completions(
 ) -> Result<Response<Body>, ApiError> {
     host.admit()?;
     let (app, asked) = body::worked(&host, body, Asked::read).await?;
+    let texts = Texts::new(&asked);
     let head = Head::new(&app, "cmpl-", asked.model);
-    let texts = Texts::new(asked.jobs.len(), asked.echo, asked.logprobs);
     if asked.stream {
         let (include_usage, n) = (asked.include_usage, asked.n);
         let writer = TextStream { app: app.clone(), head, texts, include_usage, n };
@@ -60,6 +62,7 @@ pub(crate) async fn completions(
     let mut texts = texts;
     let choices = whole.into_iter().enumerate().map(|(index, whole)| {
         texts.logprobs(&app.served.tokenizer, index, &whole.logprobs);
+        texts.choices[index].ids = whole.ids;
         texts.choice(index, &whole.text, whole.end.as_ref())
     });
     let mut value = head.object("text_completion", choices.collect());
@@ -86,6 +89,7 @@ impl Asked {
         let logprobs = fields.count("logprobs", 0, LOGPROBS)?;
         let (stream, include_usage) = streaming(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
+        let ids = fields.take("return_token_ids")?.unwrap_or(false);
         if echo && logprobs.is_some() {
             return Err(ApiError::unsupported("echo", "a prompt's log-probabilities are not computed here"));
         }
@@ -110,7 +114,8 @@ impl Asked {
         };
         let jobs = prompts.iter().flat_map(|(ids, _)| (0..n).map(|index| each(ids, index))).collect();
         let echo = echo.then(|| prompts.iter().flat_map(|(_, text)| vec![text.clone(); n]).collect());
-        Ok(Self { jobs, echo, n, model, stream, include_usage, logprobs: logprobs.is_some(), warnings })
+        let logprobs = logprobs.is_some();
+        Ok(Self { jobs, echo, n, model, stream, include_usage, logprobs, ids, warnings })
     }
 }
 
@@ -161,12 +166,17 @@ fn one_prompt(app: &App, prompt: Value) -> Result<Prompt, ApiError> {
 struct Texts {
     choices: Vec<Text>,
     logprobs: bool,
+    ids: bool,
 }
 
 #[derive(Default)]
 struct Text {
     /// The prompt, until it was sent.
     echo: String,
+    /// The prompt's ids, until they were sent, where they are asked for.
+    prompt: Option<Arc<[u32]>>,
+    /// Tokens that were not sent.
+    ids: Vec<u32>,
     /// Characters of the tokens so far.
     offset: usize,
     logprobs: Logprobs,
@@ -183,12 +193,15 @@ struct Logprobs {
 }
 
 impl Texts {
-    fn new(count: usize, echo: Option<Vec<String>>, logprobs: bool) -> Self {
-        let mut choices: Vec<Text> = (0..count).map(|_| Text::default()).collect();
-        for (choice, text) in choices.iter_mut().zip(echo.unwrap_or_default()) {
-            choice.echo = text;
+    fn new(asked: &Asked) -> Self {
+        let mut choices: Vec<Text> = asked.jobs.iter().map(|_| Text::default()).collect();
+        for (choice, text) in choices.iter_mut().zip(asked.echo.iter().flatten()) {
+            choice.echo.clone_from(text);
         }
-        Self { choices, logprobs }
+        for (choice, job) in choices.iter_mut().zip(&asked.jobs).filter(|_| asked.ids) {
+            choice.prompt = Some(job.prompt.clone());
+        }
+        Self { choices, logprobs: asked.logprobs, ids: asked.ids }
     }
 
     fn logprobs(&mut self, tokenizer: &Tokenizer, index: usize, tokens: &[TokenLogprobs]) {
@@ -215,7 +228,15 @@ impl Texts {
                 "text_offset": logprobs.offsets,
             })
         });
-        json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": end.map(finish_reason)})
+        let end = end.map(finish_reason);
+        let mut value = json!({"text": text, "index": index, "logprobs": logprobs, "finish_reason": end});
+        if self.ids {
+            value["token_ids"] = json!(std::mem::take(&mut choice.ids));
+            if let Some(prompt) = choice.prompt.take() {
+                value["prompt_token_ids"] = json!(prompt[..]);
+            }
+        }
+        value
     }
 }
 
@@ -242,15 +263,17 @@ impl Writer for TextStream {
     fn step(&mut self, index: usize, step: Step, out: &mut String) {
         match step {
             Step::Started(_) => {}
-            Step::Token { piece, logprobs, .. } => {
+            Step::Token { id, piece, logprobs } => {
+                self.texts.choices[index].ids.push(id);
                 let tokens: Vec<_> = logprobs.into_iter().collect();
                 self.texts.logprobs(&self.app.served.tokenizer, index, &tokens);
                 if !piece.text.is_empty() {
                     out.push_str(&self.chunk(index, &piece.text, None));
                 }
             }
-            Step::Ended { piece, end, tokens } => {
+            Step::Ended { id, piece, end, tokens } => {
                 self.texts.choices[index].tokens = tokens;
+                self.texts.choices[index].ids.extend(id);
                 out.push_str(&self.chunk(index, &piece.text, Some(&end)));
             }
             Step::Failed(error) => self.failed(&error, out),

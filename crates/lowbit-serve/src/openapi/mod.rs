@@ -39,7 +39,7 @@ const fn post(path: &'static str, about: &'static str, body: &'static str, answe
 }
 
 /// All paths and methods; `server.rs` has the handler of each.
-const OPERATIONS: [Operation; 31] = [
+const OPERATIONS: [Operation; 32] = [
     get("/", "A page to chat with the model", Answer::Text("text/html")),
     get("/page.js", "The page's script", Answer::Text("text/javascript")),
     get("/page.css", "The page's style", Answer::Text("text/css")),
@@ -61,6 +61,7 @@ const OPERATIONS: [Operation; 31] = [
     post("/v1/chat/completions", "OpenAI's chats", "Chat", Answer::Events),
     post("/v1/completions", "OpenAI's completions of texts", "Completion", Answer::Events),
     post("/v1/responses", "OpenAI's responses, without state", "Responses", Answer::Events),
+    post("/v1/responses/input_tokens", "The tokens of OpenAI's responses", "InputTokens", Answer::Json),
     post("/v1/embeddings", "OpenAI's embeddings", "Embeddings", Answer::Json),
     post("/v1/rerank", "Scores of documents for a query", "Rerank", Answer::Json),
     post("/v2/rerank", "The same, as Cohere's clients call it", "Rerank", Answer::Json),

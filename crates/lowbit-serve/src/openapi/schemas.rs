@@ -75,6 +75,11 @@ pub(super) fn schemas() -> Value {
         "Chat": chat(),
         "Completion": completion(),
         "Responses": of_responses(),
+        "InputTokens": object(&["input"], [
+            of_input(),
+            vec![("model", string())],
+            idle(&responses::COUNT_WITHOUT_EFFECT),
+        ].concat()),
         "Messages": messages(),
         "Count": object(&["messages"], [turns(), vec![("model", string())]].concat()),
         "Conversation": object(&["messages"], [conversation(), vec![("model", string())]].concat()),
@@ -248,6 +253,7 @@ fn chat() -> Value {
         ("top_logprobs", logprobs()),
         ("parallel_tool_calls", flag()),
         ("stream_options", stream_options()),
+        ("return_token_ids", flag()),
         ("modalities", list(json!({"const": "text"}))),
     ];
     let idle = idle(&openai::chat::WITHOUT_EFFECT);
@@ -264,13 +270,15 @@ fn completion() -> Value {
         ("stop", stops()),
         ("logprobs", logprobs()),
         ("echo", flag()),
+        ("return_token_ids", flag()),
         ("stream_options", stream_options()),
     ];
     let idle = idle(&openai::completions::WITHOUT_EFFECT);
     object(&["prompt"], [own, forms(), reply(), idle].concat())
 }
 
-fn of_responses() -> Value {
+/// The fields of a conversation in the form of `/v1/responses`.
+fn of_input() -> Properties {
     let of = |name: &str| ("type", json!({"const": name}));
     let role = one_of(&["user", "assistant", "system", "developer"]);
     let thought = vec![("type", json!({"const": "reasoning_text"})), ("text", string())];
@@ -283,18 +291,23 @@ fn of_responses() -> Value {
         object(&["type", "call_id", "name"], call),
         object(&["type", "call_id"], output),
     ]);
-    let own = vec![
+    vec![
         ("input", either(&[string(), list(item)])),
         ("instructions", string()),
-        ("max_output_tokens", tokens(1)),
-        ("text", object(&[], vec![("format", format())])),
         ("tools", tools()),
         ("tool_choice", tool_choice()),
-        ("parallel_tool_calls", flag()),
         ("chat_template_kwargs", any_object()),
         ("reasoning", effort()),
+    ]
+}
+
+fn of_responses() -> Value {
+    let own = vec![
+        ("max_output_tokens", tokens(1)),
+        ("text", object(&[], vec![("format", format())])),
+        ("parallel_tool_calls", flag()),
     ];
-    object(&["input"], [own, reply(), idle(&responses::WITHOUT_EFFECT)].concat())
+    object(&["input"], [of_input(), own, reply(), idle(&responses::WITHOUT_EFFECT)].concat())
 }
 
 /// The fields of a conversation in Anthropic's form.

@@ -38,6 +38,12 @@ pub(crate) const WITHOUT_EFFECT: [&str; 13] = [
     "verbosity",
 ];
 
+/// Fields of a request to count tokens that say nothing of the prompt.
+pub(crate) const COUNT_WITHOUT_EFFECT: [&str; 3] = ["text", "parallel_tool_calls", "truncation"];
+
+/// The reason why a request cannot go on from an earlier one.
+const STATELESS: &str = "nothing is stored here: send the whole conversation as input";
+
 struct Asked {
     job: Job,
     head: Head,
@@ -62,6 +68,25 @@ pub(crate) async fn responses(
     Ok(asked.warnings.on(answer(&whole_response(&asked.head, &whole))))
 }
 
+/// `/v1/responses/input_tokens`: the tokens of a request's prompt.
+pub(crate) async fn input_tokens(
+    State(host): State<Arc<Host>>,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    let count = body::worked(&host, body, |app, mut fields| {
+        let mut warnings = Warnings::default();
+        model(&mut fields, &app.served)?;
+        fields.refuse(&["previous_response_id", "conversation"], STATELESS)?;
+        let instructions: Option<String> = fields.take("instructions")?;
+        let conversation = conversation(app, &mut fields, instructions.as_deref(), &mut warnings)?;
+        fields.ignore(&COUNT_WITHOUT_EFFECT);
+        warnings.unknown(&fields);
+        Ok((conversation.prompt(&app.served)?.ids.len(), warnings))
+    });
+    let (_, (tokens, warnings)) = count.await?;
+    Ok(warnings.on(answer(&json!({"object": "response.input_tokens", "input_tokens": tokens}))))
+}
+
 impl Asked {
     fn read(app: &App, mut fields: Fields) -> Result<Self, ApiError> {
         let served = &app.served;
@@ -72,8 +97,7 @@ impl Asked {
             options.max_tokens = tokens;
         }
         let stream = fields.take("stream")?.unwrap_or(false);
-        let why = "nothing is stored here: send the whole conversation as input";
-        fields.refuse(&["previous_response_id", "conversation"], why)?;
+        fields.refuse(&["previous_response_id", "conversation"], STATELESS)?;
         fields.refuse(&["background", "prompt", "top_logprobs"], "is not done here")?;
         let instructions: Option<String> = fields.take("instructions")?;
         let mut text = fields.object("text")?;

@@ -234,7 +234,7 @@ impl Writer for ResponseStream {
                 self.event("response.in_progress", json!({"response": response}), out);
             }
             Step::Token { piece, .. } => self.parts(piece, out),
-            Step::Ended { piece, end, tokens } => {
+            Step::Ended { piece, end, tokens, .. } => {
                 self.parts(piece, out);
                 let status = status(Some(&end));
                 self.close(status, out);

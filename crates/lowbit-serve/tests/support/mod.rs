@@ -175,6 +175,7 @@ impl Backend for Scripted {
         (stats.cached_bytes, stats.cached_states, stats.cached_texts) = (1 << 17, 3, 2);
         (stats.token_bytes, stats.state_bytes, stats.block_tokens) = (64, 1000, 64);
         (stats.prompt_tokens, stats.cached_tokens) = (70, 64);
+        (stats.prefill_passes, stats.prefill_time) = (3, Duration::from_millis(1500));
         stats.draining = self.state.draining.load(Ordering::SeqCst);
         stats
     }

@@ -1,9 +1,11 @@
 //! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool;
 //! graphs.
 
+mod arriving;
 mod calls;
 mod foreign;
 
+use arriving::{Arriving, Slot};
 pub use calls::cuda_driver_version;
 use calls::{describe, elapsed};
 
@@ -13,6 +15,7 @@ use super::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use crate::gpu::compile::{self, Code, CudaDevice, DiskCache, Target};
 use crate::gpu::encoder::{Dense, Dispatch, Driver, Pass, Pending, Range, Replay, Unlaunched, lock};
+use crate::gpu::recording::Recording;
 use crate::gpu::{Gpu, Memory, no_such_device};
 
 use cubecl_core::InfoBuilder;
@@ -21,7 +24,6 @@ use cubecl_core::prelude::{CubeKernel, KernelId};
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -43,7 +45,7 @@ struct Cuda {
     /// Slots of host memory in which words arrive, for the next reads.
     slots: Arc<Mutex<Vec<Slot>>>,
     /// The memory that the launches of a running capture use, which the pass must keep alive.
-    captured: Mutex<Option<Vec<Range>>>,
+    captured: Mutex<Option<Recording>>,
     /// The memory that the last launch reads and writes.
     last: Mutex<Vec<sys::CUdeviceptr>>,
     /// True if cuBLASLt is installed: to find out is to open it, which takes 80 ms.
@@ -89,71 +91,6 @@ impl Drop for Block {
         if let Home::Pool(pool) = &self.home {
             lock(&pool.free).entry(self.size).or_default().push(self.address);
         }
-    }
-}
-
-/// Pinned host memory that words arrive in, and the event behind their copy. It is used again
-/// without waiting: the one stream orders copies and events.
-#[derive(Debug)]
-struct Slot {
-    words: NonNull<u32>,
-    /// The number of words that it has room for.
-    room: usize,
-    event: CudaEvent,
-}
-
-// SAFETY: the memory is the slot's alone, and CUDA's calls may come from any thread.
-#[allow(unsafe_code)]
-unsafe impl Send for Slot {}
-
-#[allow(unsafe_code)]
-impl Slot {
-    fn new(context: &Arc<CudaContext>, room: usize) -> Result<Self, DriverError> {
-        let event = context.new_event(None)?;
-        // SAFETY: the memory is used through its slot alone, which frees it.
-        let words = unsafe { result::malloc_host(room * size_of::<u32>(), 0) }?;
-        let words = NonNull::new(words.cast()).ok_or(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
-        Ok(Self { words, room, event })
-    }
-}
-
-#[allow(unsafe_code)]
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let _ = self.event.synchronize();
-        // SAFETY: the slot made it, and the last copy into it is done.
-        let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
-    }
-}
-
-/// Words on their way to a slot, which then goes back to the others.
-#[derive(Debug)]
-struct Arriving {
-    ordinal: usize,
-    slot: Option<Slot>,
-    /// The number of words, for which the slot has room.
-    count: usize,
-    slots: Arc<Mutex<Vec<Slot>>>,
-}
-
-#[allow(unsafe_code)]
-impl Pending for Arriving {
-    fn wait(self: Box<Self>) -> Result<Vec<u32>, KernelError> {
-        let slot = self.slot.as_ref().expect("it is there until it is dropped");
-        let failed = |error| KernelError::Gpu { device: name(self.ordinal), problem: describe(error) };
-        slot.event.synchronize().map_err(failed)?;
-        let word = |at| {
-            // SAFETY: the copy of as many words is done, and no other one begins before the slot is
-            // given back.
-            unsafe { slot.words.add(at).read_volatile() }
-        };
-        Ok((0..self.count).map(word).collect())
-    }
-}
-
-impl Drop for Arriving {
-    fn drop(&mut self) {
-        lock(&self.slots).extend(self.slot.take());
     }
 }
 
@@ -297,6 +234,39 @@ impl Cuda {
         memory.range()
     }
 
+    /// A block of this size, which [`rounded`] gave. Where the device has no memory left, the spare
+    /// blocks of other sizes are freed for it, if that `may_free`.
+    #[allow(unsafe_code)]
+    fn block_of(&self, size: usize, may_free: bool) -> Result<Block, KernelError> {
+        let pool = self.pool.clone();
+        let spare = lock(&pool.free).get_mut(&size).and_then(Vec::pop);
+        if let Some(address) = spare {
+            return Ok(Block { address, size, home: Home::Pool(pool) });
+        }
+        self.check(self.context.bind_to_thread())?;
+        // SAFETY: the address is used through its block alone.
+        let mut address = unsafe { result::malloc_sync(size) };
+        if address.is_err() && may_free {
+            self.synchronize()?;
+            pool.release();
+            // SAFETY: as above.
+            address = unsafe { result::malloc_sync(size) };
+        }
+        match address {
+            Ok(address) => Ok(Block { address, size, home: Home::Pool(pool) }),
+            Err(error) => {
+                let (free, total) = self.check(self.context.mem_get_info())?;
+                Err(self.refuse(format!(
+                    "{} MiB of memory were asked for, and {} of {} MiB are free: {}",
+                    size >> 20,
+                    free >> 20,
+                    total >> 20,
+                    describe(error)
+                )))
+            }
+        }
+    }
+
     /// The address of `len` bytes.
     fn range(memory: &Memory, start: usize, len: usize) -> sys::CUdeviceptr {
         let block = Self::block(memory);
@@ -333,33 +303,18 @@ impl Driver for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
         let size = rounded(bytes);
-        let pool = self.pool.clone();
-        let spare = lock(&pool.free).get_mut(&size).and_then(Vec::pop);
-        if let Some(address) = spare {
-            return Ok(Memory::new(Block { address, size, home: Home::Pool(pool) }));
+        let mut captured = lock(&self.captured);
+        let Some(recording) = &mut *captured else {
+            drop(captured);
+            return Ok(Memory::new(self.block_of(size, true)?));
+        };
+        if let Some(memory) = recording.reuse(size) {
+            return Ok(memory);
         }
-        self.check(self.context.bind_to_thread())?;
-        // SAFETY: the address is used through its block alone.
-        let mut address = unsafe { result::malloc_sync(size) };
-        if address.is_err() && lock(&self.captured).is_none() {
-            self.synchronize()?;
-            pool.release();
-            // SAFETY: as above.
-            address = unsafe { result::malloc_sync(size) };
-        }
-        match address {
-            Ok(address) => Ok(Memory::new(Block { address, size, home: Home::Pool(pool) })),
-            Err(error) => {
-                let (free, total) = self.check(self.context.mem_get_info())?;
-                Err(self.refuse(format!(
-                    "{} MiB of memory were asked for, and {} of {} MiB are free: {}",
-                    size >> 20,
-                    free >> 20,
-                    total >> 20,
-                    describe(error)
-                )))
-            }
-        }
+        // Nothing is freed for it: the device does not wait while a pass is captured.
+        let memory = Memory::new(self.block_of(size, false)?);
+        recording.add(size, &memory);
+        Ok(memory)
     }
 
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
@@ -418,8 +373,8 @@ impl Driver for Cuda {
         let mut info = info(&scalars, buffers.len());
         let mut arguments: Vec<*mut c_void> = addresses.iter_mut().map(|a| (a as *mut u64).cast()).collect();
         arguments.push(info.as_mut_ptr().cast());
-        if let Some(captured) = &mut *lock(&self.captured) {
-            captured.extend(buffers.iter().map(|&(memory, _)| memory.keep()));
+        if let Some(recording) = &mut *lock(&self.captured) {
+            recording.launch(buffers.iter().map(|&(memory, _)| memory));
         }
         self.check(self.context.bind_to_thread())?;
         let ([x, y, z], [units_x, units_y, units_z]) = (cubes, loaded.units);
@@ -483,13 +438,19 @@ impl Driver for Cuda {
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
         work()?;
         self.synchronize()?;
-        *lock(&self.captured) = Some(Vec::new());
+        *lock(&self.captured) = Some(Recording::default());
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let done = self.check(self.stream.begin_capture(relaxed)).and_then(|()| work());
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = self.check(self.stream.end_capture(flags));
-        let memory = lock(&self.captured).take().unwrap_or_default();
-        done?;
+        let memory = lock(&self.captured).take().map_or_else(Vec::new, Recording::into_memory);
+        if let Err(error) = done {
+            // It may have been for want of memory: the next capture finds what is spare now.
+            drop(memory);
+            self.synchronize()?;
+            self.pool.release();
+            return Err(error);
+        }
         let graph = graph?.ok_or_else(|| self.refuse("nothing was captured"))?;
         Ok(Pass::new(Captured { device: self.name(), graph: Mutex::new(Graph(graph)) }, memory))
     }
@@ -523,8 +484,8 @@ impl Driver for Cuda {
         self.check(self.context.bind_to_thread())?;
         let (cublas, workspace) = self.cublas()?;
         let operands = [product.x, product.weight, product.y];
-        if let Some(captured) = &mut *lock(&self.captured) {
-            captured.extend(operands.iter().map(|&(memory, _)| memory.keep()));
+        if let Some(recording) = &mut *lock(&self.captured) {
+            recording.launch(operands.iter().map(|&(memory, _)| memory));
         }
         let addresses = operands.map(|(memory, start)| Self::block(memory).address + start as u64);
         let workspace = Self::block(workspace).address;

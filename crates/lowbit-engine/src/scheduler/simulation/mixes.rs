@@ -139,6 +139,33 @@ fn steps_save_time_for_passes_that_pay() {
 }
 
 #[test]
+fn what_a_pass_costs_without_tokens_is_an_eighth_of_it() {
+    let mut simulation = Simulation::new(0, 100_000, |options| {
+        options.with_target_inter_token(Duration::from_millis(5)).with_prefill_chunk(4096)
+    });
+    simulation.fake.fixed.set(500);
+    for own in 0..10 {
+        simulation.submit(without_stop(prompt(0, 0, own, 20 * own as usize), 3000), None).unwrap();
+    }
+    (0..40).for_each(|_| simulation.step());
+    let before = simulation.scheduler.stats();
+    simulation.submit(without_stop(prompt(1, 0, 20, 3000), 0), None).unwrap();
+    (0..40).for_each(|_| simulation.step());
+    // A step takes 3 ms and leaves 2, of which a pass would have 150 tokens.
+    let stats = simulation.scheduler.stats();
+    let (passes, tokens) =
+        (stats.prefill_passes - before.prefill_passes, stats.prefill_tokens - before.prefill_tokens);
+    assert!(tokens / passes >= 250, "{tokens} tokens in {passes} passes");
+    let time = (stats.prefill_time - before.prefill_time).as_micros() as u64;
+    assert_eq!(time, 500 * passes + 10 * tokens);
+    assert_eq!(
+        (stats.decode_rows - before.decode_rows, stats.decode_passes - before.decode_passes),
+        (400, 40)
+    );
+    assert_eq!(stats.decode_time - before.decode_time, 40 * Duration::from_micros(3000));
+}
+
+#[test]
 fn t31_a_request_is_preempted_twice_at_most() {
     let mut simulation = Simulation::new(0, 1600, |options| options);
     let ids: Vec<_> = (0..6)
