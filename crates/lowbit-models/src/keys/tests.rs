@@ -11,7 +11,7 @@ fn peers() -> Value {
 
 /// The tables of a model type; those of the whole, where that is around a `text_config`.
 fn tables(name: &str) -> Tables {
-    let (_, found) = model_type(name, None).unwrap_or_else(|| panic!("{name} is in no architecture"));
+    let (_, found) = model_type(name, None, false).unwrap_or_else(|| panic!("{name} is in no architecture"));
     if found.wraps { &[WRAPPER, BASE] } else { found.tables }
 }
 
