@@ -25,7 +25,7 @@ use lowbit_kernels::ops::StepLimits;
 pub const GRANITE_HYBRID: Architecture = Architecture {
     model_types: &[ModelType { name: NAME, tables: TABLES, wraps: false }],
     gguf: GGUF_NAME,
-    gguf_keys: &[GGUF_KEYS, GRANITE_GGUF_KEYS, GGUF_MAMBA, GGUF_DENSE, GGUF],
+    gguf_keys: &[GGUF_DENSE_KEYS, GGUF_KEYS, GRANITE_GGUF_KEYS, GGUF_MAMBA, GGUF_DENSE, GGUF],
     offset_norms: None,
     names: &[TOP, ATTENTION, MAMBA, &MLP, &[FFN_NORM]],
     aliases: &[FUSED, ("mlp.down_proj", "shared_mlp.output_linear")],
@@ -144,6 +144,9 @@ const MLX_LIMITS: StepLimits = StepLimits { least: 0.001, most: 100.0 };
 const GGUF_KEYS: &[Key] = &[
     // llama.cpp's switch for the rotary embedding.
     Key::optional("rope.scaling.finetuned"),
+];
+
+const GGUF_DENSE_KEYS: &[Key] = &[
     Key::only("expert_count", &[Int(0)]),
     Key::no_effect("expert_used_count"),
     Key::no_effect("expert_shared_feed_forward_length"),
