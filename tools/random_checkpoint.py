@@ -51,6 +51,16 @@ SHAPES = {
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 45568,
         "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
     },
+    # Granite 4 H Micro's.
+    "granite-4-h-micro": {
+        "model_type": "granitemoehybrid", "num_hidden_layers": 40, "hidden_size": 2048, "intermediate_size": 8192,
+        "shared_intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "vocab_size": 100352, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "position_embedding_type": "nope", "attention_bias": False, "tie_word_embeddings": True, "num_local_experts": 0,
+        "num_experts_per_tok": 0, "attention_multiplier": 0.015625, "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22, "logits_scaling": 8.0, "mamba_n_heads": 64, "mamba_d_head": 64, "mamba_d_state": 128,
+        "mamba_d_conv": 4, "mamba_n_groups": 1, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    },
 }
 BITS, GROUP = 4, 64
 
@@ -119,15 +129,15 @@ class Tensors:
         return offset
 
 
-def attention(tensors, prefix, shape, gated=True):
+def attention(tensors, prefix, shape, gated=True, normed=True):
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     tensors.quantized(f"{prefix}.q_proj", (1 + gated) * heads * dim, hidden)
     tensors.quantized(f"{prefix}.k_proj", kv_heads * dim, hidden)
     tensors.quantized(f"{prefix}.v_proj", kv_heads * dim, hidden)
     tensors.quantized(f"{prefix}.o_proj", hidden, heads * dim)
-    tensors.plain(f"{prefix}.q_norm.weight", [dim], 1.0)
-    tensors.plain(f"{prefix}.k_norm.weight", [dim], 1.0)
+    for norm in ("q_norm", "k_norm") if normed else ():
+        tensors.plain(f"{prefix}.{norm}.weight", [dim], 1.0)
 
 
 def delta_net(tensors, prefix, shape):
@@ -144,6 +154,19 @@ def delta_net(tensors, prefix, shape):
     tensors.plain(f"{prefix}.A_log", [heads], 0.0)
     tensors.plain(f"{prefix}.dt_bias", [heads], 0.0)
     tensors.plain(f"{prefix}.norm.weight", [shape["linear_value_head_dim"]], 1.0)
+
+
+def mamba(tensors, prefix, shape):
+    hidden, heads = shape["hidden_size"], shape["mamba_n_heads"]
+    inner = heads * shape["mamba_d_head"]
+    channels = inner + 2 * shape["mamba_n_groups"] * shape["mamba_d_state"]
+    tensors.quantized(f"{prefix}.in_proj", inner + channels + heads, hidden)
+    tensors.quantized(f"{prefix}.out_proj", hidden, inner)
+    tensors.plain(f"{prefix}.conv1d.weight", [channels, shape["mamba_d_conv"], 1], 0.25)
+    tensors.plain(f"{prefix}.conv1d.bias", [channels], 0.0)
+    for name, value in (("A_log", 0.0), ("dt_bias", -3.0), ("D", 1.0)):
+        tensors.plain(f"{prefix}.{name}", [heads], value)
+    tensors.plain(f"{prefix}.norm.weight", [inner], 1.0)
 
 
 def feedforward(tensors, prefix, hidden, inner):
@@ -211,6 +234,25 @@ def qwen3(shape):
     return tensors, {**shape, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
 
 
+def granite(shape):
+    """The same of Granite 4 H without experts: attention in every tenth layer, from the sixth on."""
+    tensors = Tensors()
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], shape["hidden_size"])
+    kinds = ["attention" if i % 10 == 5 else "mamba" for i in range(shape["num_hidden_layers"])]
+    for index, kind in enumerate(kinds):
+        layer = f"model.layers.{index}"
+        tensors.plain(f"{layer}.input_layernorm.weight", [shape["hidden_size"]], 1.0)
+        tensors.plain(f"{layer}.post_attention_layernorm.weight", [shape["hidden_size"]], 1.0)
+        if kind == "attention":
+            attention(tensors, f"{layer}.self_attn", shape, gated=False, normed=False)
+        else:
+            mamba(tensors, f"{layer}.mamba", shape)
+        feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
+    tensors.plain("model.norm.weight", [shape["hidden_size"]], 1.0)
+    quantization = {"group_size": GROUP, "bits": BITS, "mode": "affine"}
+    return tensors, {**shape, "layer_types": kinds, "quantization": quantization}
+
+
 def gguf_tensors(shape):
     """Names and shapes of a plain Qwen3's tensors, as llama.cpp's converter names them."""
     hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
@@ -266,21 +308,21 @@ def main():
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--gguf", action="store_true", help="write a GGUF file of that name; of qwen3-0.5b alone")
-    parser.add_argument("--dense", action="store_true", help="bf16 in Hugging Face's layout; not of qwen3-0.5b")
+    parser.add_argument("--dense", action="store_true", help="bf16 in Hugging Face's layout; of Qwen3.5's shapes alone")
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    plain = SHAPES[arguments.shape]["model_type"] == "qwen3"
+    plain = {"qwen3": qwen3, "granitemoehybrid": granite}.get(SHAPES[arguments.shape]["model_type"])
     shape = SHAPES[arguments.shape] if plain else {**COMMON, **SHAPES[arguments.shape]}
     if arguments.layers:
         shape = {**shape, "num_hidden_layers": arguments.layers}
     if arguments.gguf:
-        if not plain:
+        if plain is not qwen3:
             parser.error("--gguf writes qwen3-0.5b alone")
         print(f"{arguments.folder}: {write_gguf(shape, arguments.folder, arguments.seed) / 1e9:.2f} GB")
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    tensors, config = qwen3(shape) if plain else checkpoint(shape, arguments.dense)
+    tensors, config = plain(shape) if plain else checkpoint(shape, arguments.dense)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
     size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
     demo = pathlib.Path(__file__).parent.parent / "models/demo"

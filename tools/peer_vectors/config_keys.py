@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import inspect
 import json
+import math
 import textwrap
 from pathlib import Path
 
@@ -37,6 +38,7 @@ MODEL_TYPES = [
     "qwen3_vl_text",
     "gemma3",
     "granite",
+    "granitemoehybrid",
     "gemma3_text",
     "gpt_oss",
     "phi3",
@@ -86,7 +88,7 @@ def write(folder: Path, options):
 
 
 def model_type(configuration: type) -> dict:
-    fields = {field.name: field.default for field in dataclasses.fields(configuration)}
+    fields = {field.name: spelled(field.default) for field in dataclasses.fields(configuration)}
     reads = set(configuration.attribute_map.values())
     wanted = TAKERS | ROPE_TAKERS if "rope_parameters" in fields else TAKERS
     for base in inspect.getmro(configuration):
@@ -101,6 +103,13 @@ def model_type(configuration: type) -> dict:
         # The base class would warn of them.
         reads -= {"rope_scaling", "rope_theta"}
     return {"fields": fields, "reads": sorted(reads - METHODS - set(fields))}
+
+
+def spelled(default):
+    """A default as transformers writes it to config.json."""
+    if isinstance(default, (list, tuple)):
+        return [spelled(value) for value in default]
+    return {"__float__": "Infinity"} if default == math.inf else default
 
 
 def modeling_reads(module: str) -> set[str]:

@@ -62,11 +62,12 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
         return 0.5 * normal
     if name.endswith("embed_tokens.weight"):
         return (0.25 if tied else 1.0) * normal
-    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "shared_expert_gate.weight": 1.5}
+    gain = {"lm_head.weight": 2.0, "router.layer.weight": 3.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "shared_expert_gate.weight": 1.5}
     if tied:
         # Layers that outweigh the token's own embedding: otherwise a tied head repeats that token for ever.
         gain |= {"o_proj.weight": 2.0, "down_proj.weight": 2.0}
         gain |= {"self_attn.out_proj.weight": 2.0, "conv.out_proj.weight": 2.0, "w2.weight": 2.0}
+        gain |= {"mamba.out_proj.weight": 2.0, "output_linear.weight": 2.0}
     factor = next((g for suffix, g in gain.items() if name.endswith(suffix)), 0.9)
     return factor * value.shape[-1] ** -0.5 * normal
 

@@ -1007,6 +1007,73 @@ def granite() -> Tiny:
     )
 
 
+def granite_hybrid() -> Tiny:
+    """Granite's factors around Mamba-2 and attention without positions."""
+    return Tiny(
+        "granite_hybrid",
+        dense(
+            "GraniteMoeHybridForCausalLM",
+            "granitemoehybrid",
+            attention_bias=False,
+            attention_multiplier=0.1,
+            embedding_multiplier=3.0,
+            init_method="mup",
+            layer_types=["mamba", "attention", "mamba"],
+            logits_scaling=0.5,
+            mamba_chunk_size=16,
+            mamba_conv_bias=True,
+            mamba_d_conv=4,
+            mamba_d_head=24,
+            mamba_d_state=32,
+            mamba_expand=3,
+            mamba_n_groups=1,
+            mamba_n_heads=8,
+            mamba_proj_bias=False,
+            normalization_function="rmsnorm",
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            output_router_logits=False,
+            position_embedding_type="nope",
+            residual_multiplier=0.7,
+            router_aux_loss_coef=0.01,
+            shared_intermediate_size=96,
+            vocab_size=307,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            rope_scaling=None,
+            rope_theta=10000,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="refact",
+    )
+
+
+def granite_hybrid_moe() -> Tiny:
+    """The same with experts beside a shared one, B and C of two groups, and attention with positions."""
+    config = granite_hybrid().config | {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "layer_types": ["attention", "mamba"],
+        "mamba_d_head": 16,
+        "mamba_expand": 2,
+        "mamba_n_groups": 2,
+        "mamba_n_heads": 4,
+        "num_hidden_layers": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": 64,
+        "tie_word_embeddings": False,
+        "vocab_size": 309,
+    }
+    return Tiny("granite_hybrid_moe", config, gguf_pre_tokenizer="refact")
+
+
 def gpt_oss() -> Tiny:
     """Windows in every other layer, sinks, YaRN without rounding, stacked experts with biases."""
     return Tiny(
@@ -1075,6 +1142,8 @@ def all_tiny() -> list[Tiny]:
         ministral3(),
         gemma3(),
         granite(),
+        granite_hybrid(),
+        granite_hybrid_moe(),
         gpt_oss(),
         olmo2(),
         olmo3(),

@@ -32,6 +32,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "ministral3": tiny.ministral3,
     "gemma3": tiny.gemma3,
     "granite": tiny.granite,
+    "granitemoehybrid": tiny.granite_hybrid_moe,
     "gpt_oss": tiny.gpt_oss,
     "olmo2": tiny.olmo2,
     "olmo3": tiny.olmo3,

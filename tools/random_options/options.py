@@ -18,6 +18,7 @@ WINDOWED = (*ALWAYS_WINDOWED, "qwen3", "qwen3_moe", "qwen2", "smollm3")
 SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
 SIGMOIDS = ("glm4_moe", "lfm2_moe")
 # Those whose configuration need not say how wide a head is.
+MAMBA = ("granitemoehybrid",)
 HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3", "olmo2", "olmo3", "exaone4")
 # Those that have layers with windows and others.
 MIXED = ("gemma3", "gpt_oss", "qwen3", "qwen2", "smollm3", "olmo3", "exaone4")
@@ -36,6 +37,8 @@ def sizes(case: Case, r: random.Random) -> None:
         kinds = ["linear_attention", "full_attention"] if case.architecture in HYBRIDS else ["full_attention"]
         if case.architecture in ("gpt_oss", "olmo3", "exaone4"):
             kinds = ["sliding_attention", "full_attention"]
+        if case.architecture in MAMBA:
+            kinds = r.choice([["mamba", "attention"], ["linear_attention", "full_attention"]])
         if case.architecture in SHORT_CONVOLUTIONS:
             kinds = ["conv", "full_attention"]
         text["layer_types"] = [r.choice(kinds) for _ in range(layers)]
@@ -230,6 +233,34 @@ def short_convolutions(case: Case, r: random.Random) -> None:
         text["intermediate_size"] = text.pop("block_ff_dim")
 
 
+def mamba(case: Case, r: random.Random) -> None:
+    """Heads of both mixers make up the hidden size, or a multiple of it."""
+    if case.architecture not in MAMBA:
+        return
+    text = case.text
+    kv_heads, width = r.choice([1, 1, 2, 3]), r.choice([4, 8, 12, 16])
+    heads = kv_heads * r.choice([1, 2, 3])
+    text["num_key_value_heads"], text["num_attention_heads"] = kv_heads, heads
+    text["hidden_size"] = heads * width
+    text.pop("head_dim", None)
+    text["mamba_expand"] = expand = r.choice([2, 2, 2, 1, 3])
+    count = r.choice([n for n in (1, 2, 3, 4, 6, 8, 12) if expand * heads * width % n == 0])
+    text["mamba_n_heads"] = count
+    text["mamba_d_head"] = r.choice(["auto", expand * heads * width // count])
+    text["mamba_n_groups"] = r.choice([1, 1, 1, *(n for n in (2, 3, 4) if count % n == 0)])
+    text["mamba_d_state"] = r.choice([4, 7, 16, 32, 64])
+    text["mamba_d_conv"] = r.choice([4, 4, 4, 1, 2, 3])
+    text["mamba_conv_bias"] = r.random() < 0.8
+    text["mamba_proj_bias"] = r.random() < 0.1
+    text["mamba_chunk_size"] = r.choice([1, 16, 256])
+    text["position_embedding_type"] = r.choice(["nope", "nope", "rope", None])
+    text["shared_intermediate_size"] = r.choice([16, 32, 33, 96])
+    text["num_local_experts"] = experts = r.choice([0, 0, 1, 2, 4, 7])
+    text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3) if n <= max(experts, 1)])
+    if r.random() < 0.2:
+        text["time_step_limit"] = r.choice([[0.0, 1e9], [0.01, 0.2], [0.0, 0.05]])
+
+
 def sparse_layers(case: Case, r: random.Random) -> None:
     """In Qwen3.5 these keys are without effect."""
     if case.architecture not in EXPERTS or (case.architecture == "qwen3_5_moe" and r.random() < 0.8):
@@ -266,6 +297,7 @@ OPTIONS = {
     "sparse_layers": sparse_layers,
     "sigmoid_experts": sigmoid_experts,
     "short_convolutions": short_convolutions,
+    "mamba": mamba,
     "rope": rope.option,
     "storage": storage,
     "nesting": spelling.nesting,

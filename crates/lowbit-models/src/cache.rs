@@ -28,7 +28,7 @@ pub struct KvCache {
     values: Tensor,
 }
 
-/// A gated delta net's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the
+/// A gated delta net's or a Mamba-2 layer's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the
 /// recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1. A
 /// short convolution has the first alone, and the second without values.
 #[derive(Clone, Debug)]
@@ -351,6 +351,15 @@ impl DeltaCache {
             config.linear_key_head_dim,
             config.linear_value_head_dim,
         ];
+        Self::of_sizes(conv, state, device)
+    }
+
+    /// Of a convolution, `[S, C, W - 1]`, and of a recurrence, `[S, Hv, Dk, Dv]`.
+    pub(crate) fn of_sizes(
+        conv: [usize; 3],
+        state: [usize; 4],
+        device: &Device,
+    ) -> Result<Self, KernelError> {
         Ok(Self {
             conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
             state: Tensor::allocate_zeros(&state, DType::F32, device)?,
@@ -360,11 +369,7 @@ impl DeltaCache {
 
     /// A short convolution's, `[S, C, W - 1]`.
     pub(crate) fn of_convolution(conv: [usize; 3], device: &Device) -> Result<Self, KernelError> {
-        Ok(Self {
-            conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
-            state: Tensor::allocate_zeros(&[conv[0], 0, 0, 0], DType::F32, device)?,
-            marked: vec![],
-        })
+        Self::of_sizes(conv, [conv[0], 0, 0, 0], device)
     }
 
     /// Of a pool's: copies the states in these slots to these marks.

@@ -58,7 +58,12 @@ impl<'a> Config<'a> {
         let model_type = root.get("model_type").and_then(Value::as_str);
         let nested = root.get("text_config").filter(|text| !text.is_null());
         let inner = nested.and_then(|text| text.get("model_type")).and_then(Value::as_str);
-        let found = model_type.and_then(|name| arch::model_type(name, inner));
+        // A missing number has a default above 0 in transformers, and none in mlx-lm.
+        let experts = match root.get("num_local_experts") {
+            None => checkpoint.layout() != Layout::Mlx,
+            Some(count) => count.as_u64().is_some_and(|count| count > 0),
+        };
+        let found = model_type.and_then(|name| arch::model_type(name, inner, experts));
         let text = match (nested, found) {
             (Some(text), Some((_, ModelType { wraps: true, .. }))) => object(&path, "text_config", text)?,
             _ => root,
@@ -270,6 +275,49 @@ impl<'a> Config<'a> {
                 values.iter().map(|value| Ok(self.to_float(json, value)? as f32)).collect()
             }
             Some(other) => Err(self.refuse(json, &other.to_string(), "a list of numbers is wanted")),
+        }
+    }
+
+    /// A least and a largest number, the latter perhaps infinite; `None` where the key is absent.
+    ///
+    /// # Errors
+    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no list of two numbers.
+    pub fn bounds(&self, json: &str) -> Result<Option<[f32; 2]>, ModelError> {
+        let Some(value) = self.json(json)? else { return Ok(None) };
+        let number = |value: &Value| match value.get("__float__").and_then(Value::as_str) {
+            // transformers' spelling.
+            Some("Infinity") => Ok::<_, ModelError>(f32::INFINITY),
+            _ => Ok(self.to_float(json, value)? as f32),
+        };
+        match value.as_array().map(Vec::as_slice) {
+            Some([least, most]) => Ok(Some([number(least)?, number(most)?])),
+            _ => Err(self.refuse(json, &value.to_string(), "a list of two numbers is wanted")),
+        }
+    }
+
+    /// True if the key has this word for a value.
+    ///
+    /// # Errors
+    /// As [`Self::json`].
+    pub fn word(&self, json: &str, word: &str) -> Result<bool, ModelError> {
+        Ok(self.json(json)?.is_some_and(|value| value.as_str() == Some(word)))
+    }
+
+    /// The eps of a decoder's RMSNorms.
+    ///
+    /// # Errors
+    /// As [`Self::float`]; [`ModelError::Config`] when it is no number from 0 on.
+    pub fn norm_eps(&self) -> Result<f32, ModelError> {
+        let named = ["norm_eps", "layer_norm_epsilon"].into_iter().find(|key| self.computes(key));
+        let json = named.unwrap_or("rms_norm_eps");
+        let gguf = "attention.layer_norm_rms_epsilon";
+        let eps = self.float(json, gguf)? as f32;
+        match eps >= 0.0 && eps.is_finite() {
+            true => Ok(eps),
+            false => {
+                let key = if self.is_gguf() { gguf } else { json };
+                Err(self.refuse(key, &eps.to_string(), "a number from 0 is wanted"))
+            }
         }
     }
 

@@ -75,6 +75,9 @@ pub const SHARED_EXPERT: [Name<'_>; 3] = [
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
+/// Gate's rows and up's after each other; GGUF has them apart.
+pub const FUSED_SHARED_EXPERT: Name<'_> = ("mlp.shared_expert.gate_up_proj", "");
+
 pub const IN_PROJ_QKV: Name<'_> = ("linear_attn.in_proj_qkv", "attn_qkv");
 pub const IN_PROJ_Z: Name<'_> = ("linear_attn.in_proj_z", "attn_gate");
 pub const IN_PROJ_B: Name<'_> = ("linear_attn.in_proj_b", "ssm_beta");
@@ -91,6 +94,19 @@ pub const DT_BIAS: Name<'_> = ("linear_attn.dt_bias", "ssm_dt.bias");
 pub const A_LOG: Name<'_> = ("linear_attn.A_log", "ssm_a");
 pub const DELTA_NET: Names =
     &[IN_PROJ_QKV, IN_PROJ_Z, IN_PROJ_B, IN_PROJ_A, IN_PROJ_BA, OUT_PROJ, DELTA_NORM, CONV1D, DT_BIAS, A_LOG];
+
+/// Mamba-2. The rows of its input's projection are z, x, B, C and steps of time.
+pub const MAMBA_IN: Name<'_> = ("mamba.in_proj", "ssm_in");
+pub const MAMBA_CONV: Name<'_> = ("mamba.conv1d.weight", "ssm_conv1d.weight");
+pub const MAMBA_CONV_BIAS: Name<'_> = ("mamba.conv1d.bias", "ssm_conv1d.bias");
+pub const MAMBA_DT_BIAS: Name<'_> = ("mamba.dt_bias", "ssm_dt.bias");
+/// GGUF stores `-exp(A_log)`.
+pub const MAMBA_A_LOG: Name<'_> = ("mamba.A_log", "ssm_a");
+pub const MAMBA_D: Name<'_> = ("mamba.D", "ssm_d");
+pub const MAMBA_NORM: Name<'_> = ("mamba.norm", "ssm_norm");
+pub const MAMBA_OUT: Name<'_> = ("mamba.out_proj", "ssm_out");
+pub const MAMBA: Names =
+    &[MAMBA_IN, MAMBA_CONV, MAMBA_CONV_BIAS, MAMBA_DT_BIAS, MAMBA_A_LOG, MAMBA_D, MAMBA_NORM, MAMBA_OUT];
 
 /// A gated short convolution.
 pub const SHORT_CONV_IN: Name<'_> = ("conv.in_proj", "shortconv.in_proj");

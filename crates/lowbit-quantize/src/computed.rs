@@ -7,8 +7,8 @@ use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DecoderConfig, FeedforwardSpec, MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind,
-    rope_params, rope_params_of,
+    AttentionConfig, DecoderConfig, FeedforwardSpec, Mamba2Config, MixerSpec, MlpConfig, MoeConfig,
+    QueryScale, RopeKind, rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -80,6 +80,14 @@ impl<'a> Computed<'a> {
     /// True if a layer is a short convolution.
     pub fn has_short_convolutions(&self) -> bool {
         self.outline.spec().layers.iter().any(|layer| matches!(layer.mixer, MixerSpec::ShortConv(_)))
+    }
+
+    /// The Mamba-2 layers, if there are some.
+    pub fn mamba(&self) -> Option<&Mamba2Config> {
+        self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::Mamba2(mamba) => Some(mamba),
+            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) => None,
+        })
     }
 
     /// Elements of an attention head.
@@ -163,7 +171,7 @@ impl<'a> Computed<'a> {
     pub fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.outline.spec().layers.iter().filter_map(|layer| match &layer.mixer {
             MixerSpec::Attention(attention) => Some(attention),
-            MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) => None,
+            MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) | MixerSpec::Mamba2(_) => None,
         })
     }
 

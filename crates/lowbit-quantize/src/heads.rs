@@ -53,8 +53,7 @@ impl Heads {
         let permuted = match architecture.conversion.like_llama {
             true => {
                 let heads = config.size("num_attention_heads", "attention.head_count")?;
-                let keys = config.optional_size("num_key_value_heads", "attention.head_count_kv")?;
-                Some([heads, keys.unwrap_or(heads)])
+                Some([heads, config.key_heads()?.unwrap_or(heads)])
             }
             false => None,
         };

@@ -12,6 +12,7 @@ use crate::source::Source;
 use crate::tensor::{Change, Tensor};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
 use lowbit_models::arch::{self, Architecture, Extra};
+use lowbit_models::names::{FUSED_MLP, FUSED_SHARED_EXPERT, MLP, SHARED_EXPERT};
 use serde_json::Value as Json;
 use std::borrow::Cow;
 
@@ -167,7 +168,8 @@ impl Names<'_> {
         if self.known.tied && name.ends_with("lm_head.weight") {
             return Ok(());
         }
-        if let Some(mlp) = name.strip_suffix("experts.gate_up_proj") {
+        let module = name.strip_suffix(".weight").unwrap_or(&name);
+        if let Some(mlp) = module.strip_suffix("experts.gate_up_proj") {
             return split_gate_up(view, mlp, targets);
         }
         if let Some((mlp, expert, part)) = single_expert(&name) {
@@ -178,11 +180,12 @@ impl Names<'_> {
             };
         }
         if let Some(tensor) = self.quantised(view, &name)? {
-            targets.push(tensor);
-            return Ok(());
+            return self.push(tensor, targets);
         }
-        let (mut name, mut shape) = (name, view.shape.clone());
-        if let Some(mlp) = name.strip_suffix("experts.down_proj") {
+        let mut shape = view.shape.clone();
+        let experts = module.strip_suffix("experts.down_proj").map(str::to_string);
+        let mut name = name;
+        if let Some(mlp) = experts {
             name = format!("{mlp}switch_mlp.down_proj.weight");
         } else if is_convolution(&name) && shape.len() == 3 && self.checkpoint.layout() != Layout::Mlx {
             shape.swap(1, 2);
@@ -193,7 +196,27 @@ impl Names<'_> {
             ..Change::default()
         };
         let source = Source::new(view)?.with_k(shape.last().copied().unwrap_or(1));
-        targets.push(Tensor { name, shape, source, change });
+        self.push(Tensor { name, shape, source, change }, targets)
+    }
+
+    /// Appends a tensor, or two, of gate's rows and of up's, where the target has these apart.
+    fn push(&self, tensor: Tensor, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
+        let apart = [(FUSED_MLP, MLP), (FUSED_SHARED_EXPERT, SHARED_EXPERT)].into_iter().find_map(
+            |(fused, [gate, up, _])| {
+                let layer = tensor.name.strip_suffix(&format!("{}.weight", fused.0))?;
+                // GGUF's name of a fused shared expert is empty.
+                let known = self.known.architecture.gguf_name(fused.0);
+                let whole = known.is_some_and(|gguf| !gguf.is_empty() || self.known.target == Layout::Mlx);
+                (!whole).then(|| [gate, up].map(|part| format!("{layer}{}.weight", part.0)))
+            },
+        );
+        let Some(names) = apart else {
+            targets.push(tensor);
+            return Ok(());
+        };
+        let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+        let want = "gate and up rows are as many";
+        targets.extend(tensor.row_halves(names).ok_or(QuantizeError::Shape { name, shape, want })?);
         Ok(())
     }
 
@@ -398,7 +421,7 @@ mod tests {
             std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
             let config = format!(r#"{{"model_type": "{model_type}"}}"#);
             std::fs::write(folder.path().join("config.json"), config).unwrap();
-            let (architecture, _) = arch::model_type(model_type, None).unwrap();
+            let (architecture, _) = arch::model_type(model_type, None, false).unwrap();
             let known = Known {
                 architecture,
                 layers: 0,

@@ -18,6 +18,10 @@ pub fn differences(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError
     if let Some(moe) = computed.experts() {
         routers(computed, moe, &mut found);
     }
+    if computed.mamba().is_some_and(|mamba| mamba.n_groups > 1) {
+        let what = "mlx-lm's gated norm of Mamba-2 is of all groups together";
+        found.push(format!("{what}: it computes otherwise"));
+    }
     rotary(computed, &mut found)?;
     unread(computed, &mut found);
     let path = computed.config.path().display();

@@ -243,7 +243,7 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
 
 /// True if a module chooses or weighs experts.
 pub(crate) fn is_router(module: &str) -> bool {
-    ["mlp.gate", "mlp.router", "feed_forward.gate", "shared_expert_gate"]
+    ["mlp.gate", "mlp.router", "feed_forward.gate", "router.layer", "shared_expert_gate"]
         .iter()
         .any(|name| module.ends_with(name))
 }

@@ -82,13 +82,14 @@ pub enum Kind {
 }
 
 /// Parts of names, MLX's and GGUF's; the first that is found says the kind.
-const KINDS: [(&str, Kind); 31] = [
+const KINDS: [(&str, Kind); 34] = [
     ("norm", Kind::Norm),
     ("embed_tokens", Kind::Embedding),
     ("token_embd", Kind::Embedding),
     ("lm_head", Kind::Output),
     ("linear_attn.", Kind::DeltaNet),
     (".ssm_", Kind::DeltaNet),
+    (".mamba.", Kind::DeltaNet),
     (".attn_qkv.", Kind::DeltaNet),
     (".attn_gate.", Kind::DeltaNet),
     ("self_attn.", Kind::Attention),
@@ -99,6 +100,7 @@ const KINDS: [(&str, Kind); 31] = [
     ("feed_forward.expert_bias", Kind::Router),
     ("exp_probs_b", Kind::Router),
     ("block_sparse_moe.gate.", Kind::Router),
+    ("block_sparse_moe.router.", Kind::Router),
     ("shared_expert_gate.", Kind::Router),
     ("ffn_gate_inp", Kind::Router),
     ("switch_mlp.", Kind::Experts),
@@ -107,6 +109,7 @@ const KINDS: [(&str, Kind); 31] = [
     ("_exps.", Kind::Experts),
     ("shared_expert.", Kind::SharedExpert),
     ("shared_experts.", Kind::SharedExpert),
+    ("shared_mlp.", Kind::SharedExpert),
     ("_shexp.", Kind::SharedExpert),
     ("mlp.", Kind::Mlp),
     ("feed_forward.", Kind::Mlp),
@@ -128,7 +131,7 @@ impl Kind {
         match self {
             Self::Embedding => "embedding",
             Self::Attention => "attention",
-            Self::DeltaNet => "delta net",
+            Self::DeltaNet => "recurrent layer",
             Self::ShortConv => "short convolution",
             Self::Router => "router",
             Self::Experts => "experts",
@@ -175,6 +178,7 @@ mod tests {
             (Kind::Attention, ["blk.3.attn_output.weight", "model.layers.3.self_attn.o_proj.weight"]),
             (Kind::DeltaNet, ["blk.0.attn_qkv.weight", "model.layers.0.linear_attn.in_proj_qkv.weight"]),
             (Kind::DeltaNet, ["blk.0.ssm_a", "model.layers.0.linear_attn.A_log"]),
+            (Kind::DeltaNet, ["blk.0.ssm_in.weight", "model.layers.0.mamba.in_proj.weight"]),
             (Kind::Norm, ["blk.0.ssm_norm.weight", "model.layers.0.linear_attn.norm.weight"]),
             (Kind::Norm, ["blk.0.attn_k_norm.weight", "model.layers.0.input_layernorm.weight"]),
             (

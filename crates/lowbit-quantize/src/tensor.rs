@@ -101,6 +101,23 @@ impl Tensor {
         self.shape.iter().product::<usize>().checked_div(self.k()).unwrap_or(0)
     }
 
+    /// The first and the second half of a matrix' rows, under these names; `None` for an odd number
+    /// of them, and for other shapes.
+    pub fn row_halves(&self, names: [String; 2]) -> Option<[Self; 2]> {
+        let &[rows, k] = &self.shape[..] else { return None };
+        let half = Some(rows / 2).filter(|half| half * 2 == rows)?;
+        let [first, second] = names;
+        Some([(first, 0), (second, half)].map(|(name, start)| {
+            let order = start..start + half;
+            let rows = match &self.change.rows {
+                None => order.collect(),
+                Some(rows) => rows[order].to_vec(),
+            };
+            let change = Change { rows: Some(rows), ..self.change.clone() };
+            Self { name, shape: vec![half, k], source: self.source.clone(), change }
+        }))
+    }
+
     /// The values of the rows from `first` on, as many as `out` holds.
     pub fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
         let Change { rows, columns, add_one, sum, function, rounded } = &self.change;

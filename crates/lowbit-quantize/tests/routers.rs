@@ -63,6 +63,42 @@ fn lfm2() {
 }
 
 #[test]
+fn granite_hybrid() {
+    let warnings = every_layout_computes_the_same("granite_hybrid", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let (folder, source) = changed("granite_hybrid", |_| ());
+    let made = folder.path().join("made");
+    to(&source, &made, &plain()).unwrap();
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    for name in ["mamba.in_proj.weight", "mlp.gate_proj.weight", "mlp.down_proj.weight"] {
+        assert!(checkpoint.tensors().get(&format!("model.layers.0.{name}")).is_some(), "{name}");
+    }
+    // mlx-lm takes other limits where it finds none.
+    let config = checkpoint.config().unwrap();
+    assert_eq!(config["time_step_limit"][0], json!(0.0));
+    assert_eq!(config["layer_types"], json!(["mamba", "attention", "mamba"]));
+    // GGUF has no limits.
+    let (folder, source) = changed("granite_hybrid", |config| config["time_step_limit"] = json!([0.01, 0.2]));
+    let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("time_step_limit"), "{error}");
+}
+
+#[test]
+fn granite_hybrid_with_experts() {
+    every_layout_computes_the_same("granite_hybrid_moe", |_| ());
+    let (folder, source) = changed("granite_hybrid_moe", |_| ());
+    let made = folder.path().join("made");
+    let summary = to(&source, &made, &plain()).unwrap();
+    assert!(summary.warnings.iter().any(|warning| warning.contains("all groups together")));
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    let names =
+        ["block_sparse_moe.router.layer", "block_sparse_moe.switch_mlp.up_proj", "shared_mlp.input_linear"];
+    for name in names.map(|name| format!("model.layers.1.{name}.weight")) {
+        assert!(checkpoint.tensors().get(&name).is_some(), "{name}");
+    }
+}
+
+#[test]
 fn minimax_m2() {
     let warnings = every_layout_computes_the_same("minimax_m2", |_| ());
     assert!(warnings.is_empty(), "{warnings:?}");

@@ -35,10 +35,10 @@ pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, SlotState, causal_conv1d, causal_conv1d_backward,
     causal_conv1d_parts,
 };
-pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
+pub use delta_gates::{DeltaGatesGradient, StepLimits, delta_gates, delta_gates_backward, step_gates};
 pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
-    HeadMap, StateLayout, gated_delta_rule, gated_delta_rule_backward,
+    HeadMap, Rule, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
 pub use kv_append::kv_append;
 pub use kv_gather::kv_gather;

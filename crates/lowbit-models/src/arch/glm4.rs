@@ -48,7 +48,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     let sizes = DecoderConfig::new(config, weights)?;
     let attention = AttentionConfig::new(config, weights, sizes.hidden_size, RopeLayout::Interleaved)?;
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    let mlp = MlpConfig { fused: true, ..MlpConfig::new(intermediate_size) };
+    let mlp = MlpConfig { fused: Some(FUSED_MLP), ..MlpConfig::new(intermediate_size) };
     let norms = LayerNorms {
         mixer: Some(INPUT_NORM),
         after_mixer: Some(POST_SELF_ATTN_NORM),

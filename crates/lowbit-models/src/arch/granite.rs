@@ -14,7 +14,7 @@ use crate::{Config, ModelError, Weights};
 pub const GRANITE: Architecture = Architecture {
     model_types: &[ModelType { name: "granite", tables: &[KEYS, DECODER, BASE], wraps: false }],
     gguf: "granite",
-    gguf_keys: &[GGUF_KEYS, GGUF_DENSE, GGUF],
+    gguf_keys: &[GGUF_KEYS, GRANITE_GGUF_KEYS, GGUF_DENSE, GGUF],
     offset_norms: None,
     names: &[TOP, ATTENTION, &MLP, &[FFN_NORM]],
     aliases: &[],
@@ -42,12 +42,13 @@ const KEYS: &[Key] = &[
     Key::no_effect("partial_rotary_factor"),
 ];
 
-const GGUF_KEYS: &[Key] = &[
+const GGUF_KEYS: &[Key] = &[Key::only("rope.scaling.finetuned", &[Flag(true)])];
+
+pub(super) const GRANITE_GGUF_KEYS: &[Key] = &[
     Key::optional("embedding_scale"),
     Key::optional("residual_scale"),
     Key::optional("attention.scale"),
     Key::required("logit_scale"),
-    Key::only("rope.scaling.finetuned", &[Flag(true)]),
 ];
 
 const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
@@ -55,6 +56,20 @@ const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
     let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, permuted(config))?;
+    let multipliers = factors(config, &mut attention)?;
+    let layers = sizes.num_hidden_layers;
+    let spec = dense(config, sizes, NORMS, |index| {
+        config.layer_type(index, layers, &["full_attention"])?;
+        Ok(attention.clone())
+    })?;
+    Ok(DecoderSpec { multipliers, ..spec })
+}
+
+/// Granite's factors: that of scores, which `attention` gets, and the others.
+pub(super) fn factors(
+    config: &Config<'_>,
+    attention: &mut AttentionConfig,
+) -> Result<Multipliers, ModelError> {
     let factor = |json, gguf| Ok::<_, ModelError>(config.optional_float(json, gguf)?.unwrap_or(0.0));
     // llama.cpp takes 0 and a missing factor for none.
     let or_one = |factor: f64| if config.is_gguf() && factor == 0.0 { 1.0 } else { factor as f32 };
@@ -67,15 +82,9 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
         let key = if config.is_gguf() { "logit_scale" } else { "logits_scaling" };
         return Err(config.refuse(key, "0", "logits are divided by it"));
     }
-    let multipliers = Multipliers {
+    Ok(Multipliers {
         embedding: or_one(factor("embedding_multiplier", "embedding_scale")?),
         residual: or_one(factor("residual_multiplier", "residual_scale")?),
         logits: (1.0 / divisor) as f32,
-    };
-    let layers = sizes.num_hidden_layers;
-    let spec = dense(config, sizes, NORMS, |index| {
-        config.layer_type(index, layers, &["full_attention"])?;
-        Ok(attention.clone())
-    })?;
-    Ok(DecoderSpec { multipliers, ..spec })
+    })
 }

@@ -188,15 +188,7 @@ impl Hybrid {
 /// The layers with attention. GGUF has no key heads in the others.
 fn attends(config: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
     if config.is_gguf() {
-        let key = "attention.head_count_kv";
-        let Some(heads) = config.gguf_layers(key)? else { return Ok(vec![true; layers]) };
-        return match heads.len() == layers {
-            true => Ok(heads.iter().map(|&heads| heads > 0).collect()),
-            false => {
-                let want = format!("there are {layers} layers");
-                Err(config.refuse(key, &format!("a list of {}", heads.len()), &want))
-            }
-        };
+        return config.gguf_attends(layers);
     }
     let indices = match config.computes("full_attn_idxs") && config.has("full_attn_idxs") {
         true => Some(config.sizes("full_attn_idxs")?),

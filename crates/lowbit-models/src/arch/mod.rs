@@ -10,6 +10,7 @@ mod glm4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hunyuan;
 mod lfm2;
 mod lfm2_moe;
@@ -321,6 +322,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     gemma3::GEMMA3,
     gpt_oss::GPT_OSS,
     granite::GRANITE,
+    granite_hybrid::GRANITE_HYBRID,
+    granite_hybrid::GRANITE_HYBRID_MOE,
     lfm2::LFM2,
     lfm2_moe::LFM2_MOE,
     phi3::PHI3,
@@ -347,15 +350,22 @@ pub fn gguf(name: &str, experts: bool, windows: bool) -> Option<&'static Archite
 }
 
 /// The architecture whose `model_type` is `name`, and that type. `inner` is the type of the
-/// `text_config` in it: a wrapper of several architectures is the one of the type that it wraps.
-pub fn model_type(name: &str, inner: Option<&str>) -> Option<(&'static Architecture, &'static ModelType)> {
+/// `text_config` in it: a wrapper of several architectures is the one of the type that it wraps. Of
+/// two with one name that with experts is taken where `experts` is true.
+pub fn model_type(
+    name: &str,
+    inner: Option<&str>,
+    experts: bool,
+) -> Option<(&'static Architecture, &'static ModelType)> {
     let named = |architecture: &'static Architecture| {
         let found = architecture.model_types.iter().find(|model_type| model_type.name == name)?;
         Some((architecture, found))
     };
-    let mut all = ARCHITECTURES.iter().filter_map(named);
-    let first = all.clone().next()?;
-    all.find(|(architecture, _)| architecture.has_text_type(inner)).or(Some(first))
+    let all = ARCHITECTURES.iter().filter_map(named);
+    all.min_by_key(|(architecture, _)| {
+        let has_experts = architecture.gguf_name(ROUTER.0).is_some();
+        (!architecture.has_text_type(inner), experts != has_experts)
+    })
 }
 
 /// The entry for what `config` says it is.

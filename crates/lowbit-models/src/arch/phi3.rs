@@ -61,7 +61,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
         false => window(config)?,
     };
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    let mlp = MlpConfig { fused: true, ..MlpConfig::new(intermediate_size) };
+    let mlp = MlpConfig { fused: Some(FUSED_MLP), ..MlpConfig::new(intermediate_size) };
     let layers = sizes.num_hidden_layers;
     decoder(sizes, |index| {
         config.layer_type(index, layers, &["full_attention"])?;

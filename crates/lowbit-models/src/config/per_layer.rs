@@ -99,6 +99,22 @@ impl Config<'_> {
         }
     }
 
+    /// For each layer of a GGUF file, true if it attends: others have no key heads.
+    ///
+    /// # Errors
+    /// As [`Self::gguf_layers`]; [`ModelError::Config`] for a list of another length.
+    pub fn gguf_attends(&self, layers: usize) -> Result<Vec<bool>, ModelError> {
+        let key = "attention.head_count_kv";
+        let Some(heads) = self.gguf_layers(key)? else { return Ok(vec![true; layers]) };
+        match heads.len() == layers {
+            true => Ok(heads.iter().map(|&heads| heads > 0).collect()),
+            false => {
+                let want = format!("there are {layers} layers");
+                Err(self.refuse(key, &format!("a list of {}", heads.len()), &want))
+            }
+        }
+    }
+
     /// Key heads of layers with attention. GGUF may list them by layer, those without having none.
     ///
     /// # Errors

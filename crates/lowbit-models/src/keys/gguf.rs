@@ -67,6 +67,15 @@ pub const GGUF_SIGMOIDS: &[Key] = &[
     Key::optional("expert_group_used_count"),
 ];
 
+/// With Mamba-2.
+pub const GGUF_MAMBA: &[Key] = &[
+    Key::required("ssm.conv_kernel"),
+    Key::required("ssm.inner_size"),
+    Key::required("ssm.state_size"),
+    Key::required("ssm.time_step_rank"),
+    Key::required("ssm.group_count"),
+];
+
 /// With gated delta nets.
 pub const GGUF_HYBRID: &[Key] = &[
     Key::optional("full_attention_interval"),

@@ -15,7 +15,7 @@ mod json;
 #[cfg(test)]
 mod tests;
 
-pub use gguf::{GGUF, GGUF_DENSE, GGUF_EXPERTS, GGUF_HYBRID, GGUF_SIGMOIDS};
+pub use gguf::{GGUF, GGUF_DENSE, GGUF_EXPERTS, GGUF_HYBRID, GGUF_MAMBA, GGUF_SIGMOIDS};
 pub use json::{BASE, DECODER, EXPERTS, HYBRID, ROPE, WRAPPER};
 
 use lowbit_files::{FileError, gguf::Metadata};

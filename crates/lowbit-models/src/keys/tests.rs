@@ -11,7 +11,7 @@ fn peers() -> Value {
 
 /// The tables of a model type; those of the whole, where that is around a `text_config`.
 fn tables(name: &str) -> Tables {
-    let (_, found) = model_type(name, None).unwrap_or_else(|| panic!("{name} is in no architecture"));
+    let (_, found) = model_type(name, None, false).unwrap_or_else(|| panic!("{name} is in no architecture"));
     if found.wraps { &[WRAPPER, BASE] } else { found.tables }
 }
 
@@ -47,7 +47,9 @@ fn missing_keys_mean_what_they_mean_in_transformers() {
         for (key, default) in keys["fields"].as_object().unwrap() {
             let agrees = match role(tables(name), key).unwrap() {
                 // Another file decides these, or a function that says why.
-                Role::Computed(Absent::Nothing) => default.is_null() || key == "tie_word_embeddings",
+                Role::Computed(Absent::Nothing) => {
+                    default.is_null() || ["tie_word_embeddings", "time_step_limit"].contains(&&**key)
+                }
                 Role::Computed(Absent::Is(fixed) | Absent::Disputed(fixed)) => fixed.is(default),
                 Role::Only(values) => default.is_null() || values.iter().any(|fixed| fixed.is(default)),
                 // Refusing is right in any case.

@@ -1,5 +1,5 @@
 use super::{
-    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, MixerSpec, Mlp,
+    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, Mamba2, MixerSpec, Mlp,
     PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
@@ -36,6 +36,7 @@ enum Mixer {
     Attention(Box<Attention>),
     DeltaNet(Box<GatedDeltaNet>),
     ShortConv(Box<ShortConv>),
+    Mamba2(Box<Mamba2>),
 }
 
 /// The part of a block that works on each token alone.
@@ -66,6 +67,7 @@ impl Block {
             MixerSpec::Attention(attention) => Mixer::Attention(Attention::load(weights, attention)?.into()),
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
             MixerSpec::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(weights, conv)?.into()),
+            MixerSpec::Mamba2(mamba) => Mixer::Mamba2(Mamba2::load(weights, mamba)?.into()),
         };
         let hidden = config.hidden_size;
         let feedforward = match &spec.feedforward {
@@ -94,6 +96,7 @@ impl Block {
             Mixer::Attention(attention) => attention.cache(dtype, device).map(LayerCache::Attention),
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
             Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
+            Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),
         }
     }
 
@@ -105,6 +108,7 @@ impl Block {
             Mixer::Attention(mixer) => mixer.list(all),
             Mixer::DeltaNet(mixer) => mixer.list(all),
             Mixer::ShortConv(mixer) => mixer.list(all),
+            Mixer::Mamba2(mixer) => mixer.list(all),
         }
         after_mixer.iter().for_each(|norm| norm.list(all));
         feedforward.iter().for_each(|norm| norm.list(all));
@@ -121,6 +125,7 @@ impl Block {
             Mixer::Attention(mixer) => mixer.outline(outline),
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
             Mixer::ShortConv(mixer) => mixer.outline(outline),
+            Mixer::Mamba2(mixer) => mixer.outline(outline),
         }
         match &self.feedforward {
             Feedforward::Dense(mlp) => {
@@ -148,6 +153,7 @@ impl Block {
             Mixer::Attention(mixer) => mixer.forward(input, step, caches)?,
             Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
             Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::Mamba2(mixer) => mixer.forward(input, step, caches)?,
         };
         let x = Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? };
         let input = x.input(self.norms.feedforward.as_ref());

@@ -56,24 +56,11 @@ impl DecoderConfig {
             hidden_size: config.size("hidden_size", "embedding_length")?,
             num_hidden_layers: layers.saturating_sub(predictors),
             vocab_size,
-            rms_norm_eps: eps(config)?,
+            rms_norm_eps: config.norm_eps()?,
             max_position_embeddings: config.size("max_position_embeddings", "context_length")?,
             tie_word_embeddings: tied || headless,
             headless,
         })
-    }
-}
-
-fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
-    let json = if config.computes("norm_eps") { "norm_eps" } else { "rms_norm_eps" };
-    let gguf = "attention.layer_norm_rms_epsilon";
-    let eps = config.float(json, gguf)? as f32;
-    match eps >= 0.0 && eps.is_finite() {
-        true => Ok(eps),
-        false => {
-            let key = if config.is_gguf() { gguf } else { json };
-            Err(config.refuse(key, &eps.to_string(), "a number from 0 is wanted"))
-        }
     }
 }
 

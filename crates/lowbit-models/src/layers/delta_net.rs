@@ -216,7 +216,7 @@ impl GatedDeltaNet {
         let (key_dim, value_dim) = (config.key_dim(), config.value_dim());
         let states = SlotState { state: &mut cache.conv, slots };
         let (silu, widths) = (Some(Activation::Silu), [key_dim, key_dim, value_dim]);
-        let [q, k, v] = ops::causal_conv1d_parts(qkv, &self.conv, states, cu_seqlens, silu, widths)?;
+        let [q, k, v] = ops::causal_conv1d_parts(qkv, (&self.conv, None), states, cu_seqlens, silu, widths)?;
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
         let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
         let rule = GatedDeltaRule {

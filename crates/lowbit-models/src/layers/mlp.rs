@@ -1,5 +1,5 @@
 use super::{Linear, MergedLinear, MlpConfig, PartInput};
-use crate::names::{FUSED_MLP, Name};
+use crate::names::Name;
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
@@ -15,8 +15,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The projections `names`: gate, up and down ([`FUSED_MLP`] for the first two where they are
-    /// fused).
+    /// The projections `names`: gate, up and down, the first two perhaps in one matrix.
     ///
     /// # Errors
     /// As [`Weights::linear`].
@@ -29,8 +28,8 @@ impl Mlp {
         let MlpConfig { intermediate_size, fused, gate: function } = config;
         let [gate, up, down] = names;
         let gate_up = match fused {
-            true => weights.fused(FUSED_MLP, [intermediate_size; 2], hidden_size)?,
-            false => weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
+            Some(whole) => weights.fused(whole, [intermediate_size; 2], hidden_size)?,
+            None => weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
         };
         let down = weights.linear(down, hidden_size, intermediate_size)?;
         Ok(Self { gate_up, down, gate: function })

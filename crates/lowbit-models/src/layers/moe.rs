@@ -1,7 +1,7 @@
 use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
-    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SELECTION_BIAS,
-    SHARED_EXPERT, SHARED_EXPERT_GATE,
+    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, FUSED_SHARED_EXPERT, Name, ROUTER,
+    SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE,
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
@@ -190,7 +190,8 @@ impl SparseMoe {
         let router = (ROUTER, config.num_experts);
         let alone = || weights.exactly().linear(router.0, router.1, hidden_size);
         let shared = |inner| {
-            let config = MlpConfig { gate: config.gate, ..MlpConfig::new(inner) };
+            let fused = weights.has_module(FUSED_SHARED_EXPERT).then_some(FUSED_SHARED_EXPERT);
+            let config = MlpConfig { gate: config.gate, fused, ..MlpConfig::new(inner) };
             Mlp::load(weights, SHARED_EXPERT, hidden_size, config)
         };
         let router = match config.shared_expert_intermediate_size {

@@ -1,7 +1,7 @@
 //! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's
 //! configuration; [`Decoder::load`](super::Decoder::load) builds the layers from it.
 
-use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig, ShortConvConfig};
+use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, Mamba2Config, MoeConfig, ShortConvConfig};
 use crate::names::Name;
 use lowbit_kernels::ops::Gate;
 
@@ -86,6 +86,7 @@ pub enum MixerSpec {
     Attention(AttentionConfig),
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
+    Mamba2(Mamba2Config),
 }
 
 /// The part of a layer that works on each token alone.
@@ -101,8 +102,8 @@ pub enum FeedforwardSpec {
 pub struct MlpConfig {
     /// Rows of gate, and of up.
     pub intermediate_size: usize,
-    /// True if the checkpoint has gate's rows and up's in one matrix.
-    pub fused: bool,
+    /// The matrix of gate's rows and up's, if the checkpoint has them in one.
+    pub fused: Option<Name<'static>>,
     /// The gate's function.
     pub gate: Gate,
 }
@@ -110,6 +111,6 @@ pub struct MlpConfig {
 impl MlpConfig {
     /// SwiGLU, gate and up apart, as most checkpoints have it.
     pub const fn new(intermediate_size: usize) -> Self {
-        Self { intermediate_size, fused: false, gate: Gate::Silu }
+        Self { intermediate_size, fused: None, gate: Gate::Silu }
     }
 }

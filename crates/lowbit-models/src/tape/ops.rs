@@ -6,7 +6,7 @@ use super::{Named, Tape, Var};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
     self, Activation, CausalConv1dInputs, DeltaGates, Gate, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
-    Operand, Rope, RouterParams, SlotState, WeightGradient, WeightPart,
+    Operand, Rope, RouterParams, SlotState, StepLimits, WeightGradient, WeightPart,
 };
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
@@ -330,17 +330,23 @@ pub(crate) fn causal_conv1d<'a>(
 /// [`causal_conv1d`], whose result comes as parts of the channels next to each other.
 pub(crate) fn causal_conv1d_parts<'a>(
     x: &Var,
-    weight: &Named<Tensor>,
+    (weight, bias): (&Named<Tensor>, Option<&Named<Tensor>>),
     state: impl Into<SlotState<'a>>,
     cu_seqlens: &Tensor,
     activation: Option<Activation>,
     widths: [usize; 3],
 ) -> Result<[Var; 3]> {
     if x.tape().is_some() {
+        if bias.is_some() {
+            let (op, operand) = ("causal_conv1d", "bias");
+            let (got, want) = ("there".into(), "gradients are those without one".into());
+            return Err(KernelError::Value { op, operand, got, want });
+        }
         let y = causal_conv1d(x, weight, state, cu_seqlens, activation)?;
         return super::shapes::split_columns(&y, widths);
     }
-    let parts = ops::causal_conv1d_parts(&x.tensor, &weight.value, state, cu_seqlens, activation, widths)?;
+    let taps = (&weight.value, bias.map(|bias| &bias.value));
+    let parts = ops::causal_conv1d_parts(&x.tensor, taps, state, cu_seqlens, activation, widths)?;
     Ok(parts.map(Var::from))
 }
 
@@ -389,6 +395,37 @@ pub(crate) fn gated_delta_rule(
         let results = [gradient.dq, gradient.dk, gradient.dv, dgates.da, dgates.db];
         slots.into_iter().zip(results).try_for_each(|(slot, dx)| gradients.add(slot, dx))
     }))
+}
+
+/// The operands of [`additive_rule`]: as [`GatedDeltaInputs`] with [`DeltaGates::Steps`].
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub(crate) struct StepRuleInputs<'a> {
+    pub qkv: [&'a Var; 3],
+    pub dt: &'a Var,
+    pub a_log: &'a Named<Tensor>,
+    pub dt_bias: &'a Named<Tensor>,
+    pub limits: StepLimits,
+    pub cu_seqlens: &'a Tensor,
+    pub slots: Option<&'a Tensor>,
+}
+
+/// [`ops::gated_delta_rule()`] without its correction, which has no gradient: a tape refuses it.
+pub(crate) fn additive_rule(
+    inputs: &StepRuleInputs<'_>,
+    state: &mut Tensor,
+    rule: &GatedDeltaRule,
+) -> Result<Var> {
+    let StepRuleInputs { qkv, dt, a_log, dt_bias, limits, cu_seqlens, slots } = *inputs;
+    if qkv.iter().chain([&dt]).any(|x| x.tape().is_some()) {
+        let (op, operand) = ("gated_delta_rule", "rule");
+        let (got, want) = (format!("{:?}", rule.rule), "gradients are those of Delta".into());
+        return Err(KernelError::Value { op, operand, got, want });
+    }
+    let [q, k, v] = qkv.map(|x| &x.tensor);
+    let (a_log, dt_bias) = (&a_log.value, &dt_bias.value);
+    let gates = DeltaGates::Steps { dt: &dt.tensor, a_log, dt_bias, limits };
+    Ok(ops::gated_delta_rule(&GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots }, state, rule)?.into())
 }
 
 /// [`ops::router_top_k()`]: the ids, and the weights. The choice of experts, and `bias`, are

@@ -9,8 +9,9 @@ use crate::tensor::{Change, Function, Tensor};
 use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
 use lowbit_models::names::{
-    A_LOG, CONV1D, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA,
-    IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, NORM, Name, SHORT_CONV,
+    A_LOG, CONV1D, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, FUSED_SHARED_EXPERT, IN_PROJ_A, IN_PROJ_B,
+    IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D, MAMBA_NORM, NORM,
+    Name, SHARED_EXPERT, SHORT_CONV,
 };
 
 /// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
@@ -53,6 +54,16 @@ impl Names<'_> {
         if fused && is(IN_PROJ_Z) {
             return Ok(());
         }
+        let [shared_gate, shared_up, _] = SHARED_EXPERT;
+        let fused_shared = self.gguf.computed.architecture.gguf_name(FUSED_SHARED_EXPERT.0).is_some();
+        if fused_shared && is(shared_up) {
+            return Ok(());
+        }
+        if fused_shared && is(shared_gate) {
+            let name = format!("{}.weight", FUSED_SHARED_EXPERT.0);
+            tensors.push(self.joined(view, shared_up, self.prefixed(layer, &name))?);
+            return Ok(());
+        }
         if is(FUSED_GATE_UP) {
             let mlp = self.prefixed(layer, "mlp.");
             return split_gate_up(&with_rank(view, 3), &mlp, tensors);
@@ -80,7 +91,7 @@ impl Names<'_> {
         if norms.zip(module).is_some_and(|(norms, module)| norms.contain(Layout::Mlx, module)) {
             tensor.change.function = Function::LessOne;
         }
-        if known == A_LOG.0 {
+        if [A_LOG.0, MAMBA_A_LOG.0].contains(&&*known) {
             let values = tensor.source_values()?;
             // A value without a logarithm would become NaN.
             if let Some(index) = values.iter().position(|value| !(value.is_finite() && *value < 0.0)) {
@@ -120,7 +131,12 @@ impl Names<'_> {
         if let Some(order) = self.heads.order(name, n, tensor.k())? {
             order.inverse().apply(tensor)?;
         }
-        if name == CONV1D.0 || name == SHORT_CONV.0 {
+        if [MAMBA_A_LOG.0, MAMBA_D.0].contains(&name) || name.strip_suffix(".weight") == Some(MAMBA_NORM.0) {
+            let values = tensor.shape.iter().product();
+            tensor.shape = vec![values];
+            tensor.source = tensor.source.clone().with_k(values);
+        }
+        if [CONV1D.0, SHORT_CONV.0, MAMBA_CONV.0].contains(&name) {
             // [C, W] becomes [C, W, 1], rows of one value.
             let &[channels, width] = &tensor.shape[..] else { return Err(Unfit) };
             tensor.shape = vec![channels, width, 1];
@@ -130,6 +146,24 @@ impl Names<'_> {
             tensor.change.rows = tensor.change.rows.take().map(each);
         }
         Ok(())
+    }
+
+    /// The rows of the gate `view` of a layer's MLP, and those of `up` in the same layer after them,
+    /// as `name`.
+    fn joined(&self, view: &TensorView, up: Name<'_>, name: String) -> Result<Tensor, QuantizeError> {
+        let [gate_part, up_part] = [SHARED_EXPERT[0].1, up.1];
+        let other = view.name.replace(gate_part, up_part);
+        let missing = || QuantizeError::Missing { name: other.clone() };
+        let gate = with_rank(view, 2);
+        let up = with_rank(self.gguf.computed.checkpoint.tensors().get(&other).ok_or_else(missing)?, 2);
+        if gate.shape != up.shape || gate.stored != up.stored {
+            let want = "gate and up have one shape and type";
+            return Err(QuantizeError::Shape { name: up.name, shape: up.shape, want });
+        }
+        let shape = vec![2 * gate.shape[0], gate.shape[1]];
+        let mut source = Source::new(&gate)?;
+        source.append(Source::new(&up)?);
+        Ok(Tensor { name, shape, source, change: Change::default() })
     }
 
     /// Makes of q, k and v, and of z beside them, the one matrix that MLX has, one key head after

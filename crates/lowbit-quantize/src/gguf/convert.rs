@@ -15,8 +15,10 @@ use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::ModelError;
 use lowbit_models::arch::LONG_ROPE;
+use lowbit_models::layers::Mamba2Config;
 use lowbit_models::names::{
-    A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE, SHORT_CONV,
+    A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D, MAMBA_NORM, Name,
+    ROUTER, SHARED_EXPERT_GATE, SHORT_CONV,
 };
 
 /// All tensors of a directory as GGUF has them, in `llama-quantize`'s order, `predictors` layers of
@@ -59,6 +61,9 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
             ModelError::Surplus { path, name, count: 1 }
         })?;
         change(&heads, &mut tensor, name).map_err(|Unfit| refuse(UNFIT))?;
+        if let Some(mamba) = computed.mamba() {
+            shape_mamba(mamba, &mut tensor, name).map_err(|Unfit| refuse(UNFIT))?;
+        }
         tensor.name = match layer {
             Some(layer) => format!("blk.{layer}.{known}"),
             None => known,
@@ -121,17 +126,34 @@ fn split(name: &str) -> (Option<usize>, &str) {
 
 /// Makes of `tensor`, which MLX calls `name` in its layer, what GGUF has.
 fn change(heads: &Heads, tensor: &mut Tensor, name: &str) -> Result<(), Unfit> {
-    if name == CONV1D.0 || name == SHORT_CONV.0 {
+    if [CONV1D.0, SHORT_CONV.0, MAMBA_CONV.0].contains(&name) {
         // [C, W, 1] in MLX's shapes.
         let &[channels, width, 1] = &tensor.shape[..] else { return Err(Unfit) };
         tensor.shape = vec![channels, width];
         tensor.source = tensor.source.clone().with_k(width);
     }
-    if name == A_LOG.0 {
+    if [A_LOG.0, MAMBA_A_LOG.0].contains(&name) {
         tensor.change.function = Function::NegativeExp;
     }
     let n = *tensor.shape.first().ok_or(Unfit)?;
     heads.order(name, n, tensor.k())?.map_or(Ok(()), |order| order.apply(tensor))
+}
+
+/// Gives a Mamba-2 layer's vectors the shapes that llama.cpp wants: a row for each head, and for
+/// each group of its norm.
+fn shape_mamba(mamba: &Mamba2Config, tensor: &mut Tensor, name: &str) -> Result<(), Unfit> {
+    let rows = match name {
+        _ if [MAMBA_A_LOG.0, MAMBA_D.0].contains(&name) => mamba.num_heads,
+        _ if name.strip_suffix(".weight") == Some(MAMBA_NORM.0) => mamba.n_groups,
+        _ => return Ok(()),
+    };
+    let &[values] = &tensor.shape[..] else { return Err(Unfit) };
+    if !values.is_multiple_of(rows) {
+        return Err(Unfit);
+    }
+    tensor.shape = vec![rows, values / rows];
+    tensor.source = tensor.source.clone().with_k(values / rows);
+    Ok(())
 }
 
 /// Takes the rows `order` of a matrix, all of which are there.

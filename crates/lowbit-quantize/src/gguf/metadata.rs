@@ -14,8 +14,8 @@ use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
-use lowbit_models::layers::{LayerSpec, MixerSpec, sections_cover};
-use lowbit_models::names::{A_LOG, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
+use lowbit_models::layers::{AttentionConfig, LayerSpec, MixerSpec, sections_cover};
+use lowbit_models::names::{A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
 /// Keys of `config.json` and the keys below the architecture's name that they become, in the
@@ -39,6 +39,12 @@ const DELTA_NET: &[(&str, &str)] = &[
     ("linear_key_head_dim", "ssm.state_size"),
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
+];
+const MAMBA: &[(&str, &str)] = &[
+    ("mamba_d_conv", "ssm.conv_kernel"),
+    ("mamba_d_state", "ssm.state_size"),
+    ("mamba_n_groups", "ssm.group_count"),
+    ("mamba_n_heads", "ssm.time_step_rank"),
 ];
 /// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these
 /// architectures, so that readers refuse all values but its own.
@@ -82,7 +88,8 @@ pub(super) fn metadata(
     let layers = computed.decoder().num_hidden_layers + predictors;
     builder.put_own("block_count", u32_value(config, "num_hidden_layers", layers)?)?;
     builder.sizes(BEFORE_HEADS)?;
-    match computed.mlp().filter(|_| config.computes("block_auto_adjust_ff_dim")) {
+    let keys = ["block_auto_adjust_ff_dim", "shared_intermediate_size"];
+    match computed.mlp().filter(|_| keys.iter().any(|key| config.computes(key))) {
         Some(mlp) => builder.put_own(MLP[0].1, u32_value(config, MLP[0].0, mlp.intermediate_size)?)?,
         None => builder.sizes(MLP)?,
     }
@@ -112,6 +119,9 @@ pub(super) fn metadata(
     }
     if architecture.gguf_name(SELECTION_BIAS.0).is_some() {
         builder.sigmoids()?;
+    }
+    if architecture.gguf_name(MAMBA_IN.0).is_some() {
+        builder.mamba()?;
     }
     if architecture.gguf_name(A_LOG.0).is_some() {
         builder.delta_net(tensors.len(), predictors)?;
@@ -351,11 +361,30 @@ impl Builder<'_> {
         self.put_own("rope.dimension_count", rotary)
     }
 
-    /// Key heads: of each layer, where layers of convolutions have none.
+    /// Mamba-2's sizes, and whether attention rotates beside it.
+    fn mamba(&mut self) -> Result<(), QuantizeError> {
+        self.sizes(MAMBA)?;
+        let inner = match self.computed.mamba() {
+            Some(mamba) => mamba.inner_size(),
+            // Of no layer, but readers want it.
+            None => self.config.size("mamba_n_heads", "")?,
+        };
+        self.put_own("ssm.inner_size", u32_value(self.config, "mamba_d_head", inner)?)?;
+        let shared = self.computed.experts().map(|moe| moe.shared_expert_intermediate_size);
+        if let Some(size) = shared {
+            let (key, gguf) = ("shared_intermediate_size", "expert_shared_feed_forward_length");
+            self.put_own(gguf, u32_value(self.config, key, size)?)?;
+        }
+        let rotates = self.computed.attention().any(AttentionConfig::rotates);
+        self.put_own("rope.scaling.finetuned", Value::Bool(rotates))
+    }
+
+    /// Key heads: of each layer, where layers without attention have none.
     fn key_heads(&mut self) -> Result<(), QuantizeError> {
         let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
         let heads = self.computed.key_heads()?;
-        if !self.computed.computes("conv_L_cache") {
+        let convolves = self.computed.computes("conv_L_cache");
+        if !convolves && self.architecture.gguf_name(MAMBA_IN.0).is_none() {
             return self.put_own(key, u32_value(self.config, json, heads)?);
         }
         let heads = i32::try_from(heads)
@@ -364,6 +393,9 @@ impl Builder<'_> {
         let attends = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Attention(_));
         let listed = layers.iter().map(|layer| if attends(layer) { heads } else { 0 }).collect();
         self.put_own(key, Value::Array(Array::I32(listed)))?;
+        if !convolves {
+            return Ok(());
+        }
         let taps = self.config.size("conv_L_cache", "shortconv.l_cache")?;
         self.put_own("shortconv.l_cache", u32_value(self.config, "conv_L_cache", taps)?)
     }

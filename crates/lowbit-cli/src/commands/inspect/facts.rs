@@ -6,6 +6,7 @@ use lowbit::{ChatTemplate, Checkpoint, Device, Model, Target};
 use lowbit_files::read::{limit, read};
 use lowbit_files::shown;
 use lowbit_formats::FloatType;
+use lowbit_models::names::{MAMBA_IN, Name, SHORT_CONV};
 use lowbit_models::{Config, arch, keys};
 use serde::Serialize;
 use serde_json::Value;
@@ -18,6 +19,9 @@ pub struct Facts {
     num_hidden_layers: Option<usize>,
     /// Those with attention: the others have a state that does not grow.
     attention_layers: Option<usize>,
+    /// The name of the others.
+    #[serde(skip)]
+    other_layers: &'static str,
     hidden_size: Option<usize>,
     intermediate_size: Option<usize>,
     num_experts: Option<usize>,
@@ -90,6 +94,16 @@ pub struct AtContext {
 /// The contexts that memory is told for, besides the model's own.
 const CONTEXTS: [usize; 2] = [4096, 32768];
 
+/// The layers beside those with attention, where an architecture has some.
+fn other_layers(config: &Config<'_>) -> &'static str {
+    let has = |name: Name<'_>| config.found().is_some_and(|found| found.gguf_name(name.0).is_some());
+    match () {
+        () if has(MAMBA_IN) => "Mamba-2",
+        () if has(SHORT_CONV) => "short convolutions",
+        () => "gated delta nets",
+    }
+}
+
 impl Facts {
     /// Of a checkpoint whose tensors have `bytes`. Facts that cannot be read are left out: that it
     /// cannot be run is a warning.
@@ -108,12 +122,14 @@ impl Facts {
                 .map(|of| of.layers)
                 .or_else(|| size("num_hidden_layers", "block_count")),
             attention_layers: loaded.as_ref().map(|of| of.attention_layers),
+            other_layers: other_layers(config),
             hidden_size,
             intermediate_size: size("moe_intermediate_size", "expert_feed_forward_length")
                 .or_else(|| size("intermediate_size", "feed_forward_length")),
             num_experts: size("num_experts", "expert_count")
                 .or_else(|| size("num_local_experts", "expert_count"))
-                .or_else(|| size("n_routed_experts", "expert_count")),
+                .or_else(|| size("n_routed_experts", "expert_count"))
+                .filter(|&experts| experts > 0),
             num_experts_per_tok: size("num_experts_per_tok", "expert_used_count"),
             num_attention_heads,
             num_key_value_heads: size("num_key_value_heads", "attention.head_count_kv")
@@ -178,7 +194,8 @@ impl Facts {
         let mut line = self.num_hidden_layers?.to_string();
         if let Some(attention) = self.attention_layers.filter(|&count| Some(count) != self.num_hidden_layers)
         {
-            line += &format!(", {attention} of them attention and the others gated delta nets");
+            let others = self.other_layers;
+            line += &format!(", {attention} of them attention and the others {others}");
         }
         if let Some(hidden) = self.hidden_size {
             line += &format!("; hidden size {hidden}");
@@ -319,7 +336,7 @@ impl Reader<'_> {
     /// True if the architecture is supported and has this key of config.json.
     fn knows(&self, key: &str) -> bool {
         let name = self.config.architecture().unwrap_or_default();
-        let tables = arch::model_type(&name, None).map(|(_, found)| found.tables);
+        let tables = arch::model_type(&name, None, false).map(|(_, found)| found.tables);
         tables.is_some_and(|tables| keys::role(tables, key).is_some())
     }
 

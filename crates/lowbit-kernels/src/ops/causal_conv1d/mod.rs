@@ -112,15 +112,15 @@ pub fn causal_conv1d<'a>(
     }
 }
 
-/// [`causal_conv1d()`] without a bias, whose result comes as three tensors: parts of the channels
-/// next to each other, `widths` wide. A GPU stores them so where they start at multiples of 16
+/// [`causal_conv1d()`] whose result comes as three tensors: parts of the channels next to each
+/// other, `widths` wide. A GPU stores them so where they start at multiples of 16
 /// channels.
 ///
 /// # Errors
 /// As [`causal_conv1d()`]; [`KernelError::Shape`] when the widths are not all channels.
 pub fn causal_conv1d_parts<'a>(
     x: &Tensor,
-    weight: &Tensor,
+    (weight, bias): (&Tensor, Option<&Tensor>),
     state: impl Into<SlotState<'a>>,
     cu_seqlens: &Tensor,
     activation: Option<Activation>,
@@ -128,7 +128,7 @@ pub fn causal_conv1d_parts<'a>(
 ) -> Result<[Tensor; 3], KernelError> {
     let (op, SlotState { state, slots }) = (CHECK, state.into());
     let operands = [x, weight, cu_seqlens];
-    let [_, channels, _] = check_operands(op, operands, None, (state, slots))?;
+    let [_, channels, _] = check_operands(op, operands, bias, (state, slots))?;
     let ends = [widths[0], widths[0].saturating_add(widths[1])];
     if ends[1].checked_add(widths[2]) != Some(channels) {
         return Err(op.shape_error("x", x, format!("parts of {widths:?} channels were asked for")));
@@ -138,7 +138,7 @@ pub fn causal_conv1d_parts<'a>(
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) if ends.iter().all(|end| end.is_multiple_of(16)) => {
             let states = SlotState { state, slots };
-            let y = gpu::causal_conv1d(&gpu, operands, None, states, activation, ends)?;
+            let y = gpu::causal_conv1d(&gpu, operands, bias, states, activation, ends)?;
             let (tokens, flat) = (x.dim(0), y.reshape(&[y.len()])?);
             let part = |(start, width): (usize, usize)| {
                 flat.rows(tokens * start, tokens * (start + width))?.reshape(&[tokens, width])
@@ -146,7 +146,7 @@ pub fn causal_conv1d_parts<'a>(
             starts.into_iter().zip(widths).map(part).collect::<Result<_, _>>()?
         }
         _ => {
-            let y = causal_conv1d(x, weight, None, SlotState { state, slots }, cu_seqlens, activation)?;
+            let y = causal_conv1d(x, weight, bias, SlotState { state, slots }, cu_seqlens, activation)?;
             let part = |(start, width)| super::narrow(&y, start, width);
             starts.into_iter().zip(widths).map(part).collect::<Result<_, _>>()?
         }

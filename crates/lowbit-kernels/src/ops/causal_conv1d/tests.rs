@@ -257,8 +257,8 @@ fn agrees_with_transformers() {
 /// Parts of the channels are those of the whole, bit for bit; the states are, too.
 #[test]
 fn parts_of_the_channels() {
-    for (device, widths) in devices().iter().flat_map(|device| [[32, 16, 21], [3, 5, 2]].map(|w| (device, w)))
-    {
+    let all = [([32, 16, 21], false), ([32, 16, 21], true), ([3, 5, 2], false), ([3, 5, 2], true)];
+    for (device, (widths, biased)) in devices().iter().flat_map(|device| all.map(|case| (device, case))) {
         let channels = widths.iter().sum();
         let shape = Sizes { lengths: &[3, 41], channels, width: 4 };
         let case = Case::new(shape, FloatType::F16);
@@ -269,8 +269,11 @@ fn parts_of_the_channels() {
         let (mut state, offsets) = (tensor(&case.state, &[2, channels, 3]), offsets.unwrap());
         let mut other = state.clone();
         let silu = Some(Activation::Silu);
-        let whole = causal_conv1d(&x, &weight, None, &mut state, &offsets, silu).unwrap();
-        let parts = causal_conv1d_parts(&x, &weight, &mut other, &offsets, silu, widths).unwrap();
+        let bias = biased.then(|| tensor(&case.weight[..channels], &[channels]));
+        let bias = bias.as_ref();
+        let whole = causal_conv1d(&x, &weight, bias, &mut state, &offsets, silu).unwrap();
+        let taps = (&weight, bias);
+        let parts = causal_conv1d_parts(&x, taps, &mut other, &offsets, silu, widths).unwrap();
         let mut start = 0;
         for (part, width) in parts.iter().zip(widths) {
             let want = crate::ops::narrow(&whole, start, width).unwrap();
@@ -283,7 +286,7 @@ fn parts_of_the_channels() {
         }
         assert_eq!(values(&other), values(&state));
         let error =
-            causal_conv1d_parts(&x, &weight, &mut other, &offsets, silu, [1; 3]).unwrap_err().to_string();
+            causal_conv1d_parts(&x, taps, &mut other, &offsets, silu, [1; 3]).unwrap_err().to_string();
         assert!(error.contains("[1, 1, 1]"), "{error}");
     }
 }

@@ -22,10 +22,16 @@ pub(crate) mod gpu;
 mod gpu_tests;
 mod gradient;
 pub(crate) mod reference;
+mod steps;
 #[cfg(test)]
 mod tests;
 
 pub use gradient::{DeltaGatesGradient, delta_gates_backward};
+pub(super) use steps::check_steps;
+#[cfg(feature = "gpu")]
+pub(crate) use steps::compute_step_gates;
+pub(crate) use steps::reference as step_reference;
+pub use steps::{StepLimits, step_gates};
 
 use super::Check;
 use crate::simd::math;

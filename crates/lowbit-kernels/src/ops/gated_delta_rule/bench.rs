@@ -1,6 +1,6 @@
 use super::reference::{self, Bounded};
 use super::rounded::{self, Rounding};
-use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule};
+use super::{DeltaGates, Dims, Form, GatedDeltaInputs, GatedDeltaRule, Rule};
 use super::{cpu, cpu::CHUNK, gated_delta_rule};
 use crate::bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run, ScalingCases};
 use crate::inputs::rounding;
@@ -13,9 +13,9 @@ inventory::submit!(GpuCases(gpu_cases));
 inventory::submit!(ScalingCases(scaling_cases));
 
 /// Key and value heads of Qwen3.5-9B and 35B-A3B, and their size.
-const KEY_HEADS: usize = 16;
-const VALUE_HEADS: usize = 32;
-const DIM: usize = 128;
+const QWEN: Dims = Dims { key_heads: 16, key_dim: 128, value_heads: 32, value_dim: 128 };
+/// Those of Granite 4 H Tiny's Mamba-2, which has no correction.
+const GRANITE: Dims = Dims { key_heads: 1, key_dim: 128, value_heads: 48, value_dim: 64 };
 
 /// The sizes and the choices of a case.
 #[derive(Clone, Copy)]
@@ -25,13 +25,31 @@ struct Shape {
     length: usize,
     dtype: FloatType,
     form: Form,
+    rule: Rule,
     /// True if the states are rows of a pool.
     pooled: bool,
 }
 
 impl Shape {
     fn new(sequences: usize, length: usize, dtype: FloatType) -> Self {
-        Self { sequences, length, dtype, form: Form::Auto, pooled: false }
+        Self { sequences, length, dtype, form: Form::Auto, rule: Rule::Delta, pooled: false }
+    }
+
+    /// The same of Mamba-2.
+    fn additive(self) -> Self {
+        Self { rule: Rule::Additive, ..self }
+    }
+
+    fn dims(self) -> Dims {
+        if self.rule == Rule::Delta { QWEN } else { GRANITE }
+    }
+
+    fn params(self) -> GatedDeltaRule {
+        let params = match self.rule {
+            Rule::Delta => GatedDeltaRule::new(QWEN.key_dim),
+            Rule::Additive => GatedDeltaRule::additive(),
+        };
+        GatedDeltaRule { form: self.form, ..params }
     }
 }
 
@@ -40,14 +58,18 @@ fn cases() -> Vec<Case> {
     let auto = [(1, 1), (8, 1), (1, 8), (1, 64), (1, 512), (1, 2048)].map(|(s, t)| shape(s, t));
     let forms = [Form::Recurrent, Form::Chunked].map(|form| Shape { form, ..shape(1, 8) });
     let other = [Shape::new(1, 512, FloatType::BF16), Shape { form: Form::Recurrent, ..shape(1, 512) }];
-    auto.into_iter().chain(forms).chain(other).map(case).collect()
+    let mamba = [(1, 1), (1, 512)].map(|(s, t)| shape(s, t).additive());
+    auto.into_iter().chain(forms).chain(other).chain(mamba).map(case).collect()
 }
 
 fn gpu_cases() -> Vec<Case> {
     let shape = |(sequences, length)| Shape::new(sequences, length, FloatType::BF16);
     let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)].map(shape);
     let steps = [1, 4, 16, 64, 256].map(|sequences| Shape { pooled: true, ..shape((sequences, 1)) });
-    sizes.into_iter().chain(steps).map(case).collect()
+    let mamba = [(1, 1), (1, 8192)].map(shape);
+    let pooled = Shape { pooled: true, ..shape((64, 1)) };
+    let mamba = mamba.into_iter().chain([pooled]).map(Shape::additive);
+    sizes.into_iter().chain(steps).chain(mamba).map(case).collect()
 }
 
 /// Longer and longer texts.
@@ -57,20 +79,22 @@ fn scaling_cases() -> Vec<Case> {
 
 /// Decoding finds the states cold.
 fn case(shape: Shape) -> Case {
-    let Shape { sequences, length, dtype, form, pooled } = shape;
+    let Shape { sequences, length, dtype, form, pooled, rule } = shape;
+    let Dims { key_heads, key_dim, value_heads, value_dim } = shape.dims();
     let tokens = sequences * length;
-    let state = sequences * VALUE_HEADS * DIM * DIM;
-    let activations = tokens * (2 * KEY_HEADS + 2 * VALUE_HEADS) * DIM * dtype.size();
+    let state = sequences * value_heads * key_dim * value_dim;
+    let activations = tokens * 2 * (key_heads * key_dim + value_heads * value_dim) * dtype.size();
+    let dim = if key_dim == value_dim { format!("{key_dim}") } else { format!("{key_dim}x{value_dim}") };
     let chosen = if form == Form::Auto { String::new() } else { format!(" {form:?}").to_lowercase() };
     let place = if pooled { " pool" } else { "" };
     Case {
         op: "gated_delta_rule",
-        shape: format!("S={sequences} T={length} Hk={KEY_HEADS} Hv={VALUE_HEADS} D={DIM}{chosen}{place}"),
+        shape: format!("S={sequences} T={length} Hk={key_heads} Hv={value_heads} D={dim}{chosen}{place}"),
         format: "-".into(),
         dtype,
-        bytes: 2 * state * size_of::<f32>() + activations + 2 * tokens * VALUE_HEADS * size_of::<f32>(),
-        // Decay, two reads and an update of the state.
-        flops: 7 * tokens * VALUE_HEADS * DIM * DIM,
+        bytes: 2 * state * size_of::<f32>() + activations + 2 * tokens * value_heads * size_of::<f32>(),
+        // Decay, two reads (one without a correction) and an update of the state.
+        flops: if rule == Rule::Delta { 7 } else { 5 } * tokens * value_heads * key_dim * value_dim,
         arithmetic: Arithmetic::F32,
         cold_bytes: if length <= 8 { state * size_of::<f32>() } else { 0 },
         prepare: Box::new(move |device, copies| prepare(shape, device, copies)),
@@ -78,7 +102,9 @@ fn case(shape: Shape) -> Case {
 }
 
 fn prepare(shape: Shape, device: &Device, copies: usize) -> Result<Prepared, KernelError> {
-    let Shape { sequences, length, dtype, form, pooled } = shape;
+    let Shape { sequences, length, dtype, pooled, .. } = shape;
+    let (dims, params) = (shape.dims(), shape.params());
+    let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
     let host = device.host()?;
     let tokens = sequences * length;
     let mut random = Random::new(1);
@@ -86,14 +112,15 @@ fn prepare(shape: Shape, device: &Device, copies: usize) -> Result<Prepared, Ker
         Tensor::new(&random.normal(shape.iter().product(), scale), shape, &host)?.cast(dtype.dtype())
     };
     // Keys of about unit length, so that states stay as small as they are in models.
-    let unit = (DIM as f32).sqrt().recip();
-    let (q, k) = (normal(&[tokens, KEY_HEADS, DIM], unit)?, normal(&[tokens, KEY_HEADS, DIM], unit)?);
-    let v = normal(&[tokens, VALUE_HEADS, DIM], 1.0)?;
-    let gates = tokens * VALUE_HEADS;
+    let unit = (key_dim as f32).sqrt().recip();
+    let keys = [tokens, key_heads, key_dim];
+    let (q, k) = (normal(&keys, unit)?, normal(&keys, unit)?);
+    let v = normal(&[tokens, value_heads, value_dim], 1.0)?;
+    let gates = tokens * value_heads;
     let mut gate = |least: f32, most: f32| {
         let values: Vec<f32> =
             (0..gates).map(|_| least + (most - least) * (random.uniform() + 1.0) / 2.0).collect();
-        Tensor::new(&values, &[tokens, VALUE_HEADS], &host)
+        Tensor::new(&values, &[tokens, value_heads], &host)
     };
     let (log_decay, beta) = (gate(-0.2, 0.0)?, gate(0.0, 1.0)?);
     let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
@@ -101,15 +128,14 @@ fn prepare(shape: Shape, device: &Device, copies: usize) -> Result<Prepared, Ker
     // The pool has a row for each sequence, in their order: the reference knows no slots.
     let slots: Vec<u32> = (0..sequences as u32).collect();
     let slots = pooled.then(|| Tensor::new(&slots, &[sequences], device)).transpose()?;
-    let shape = [sequences, VALUE_HEADS, DIM, DIM];
+    let shape = [sequences, value_heads, key_dim, value_dim];
     let state = Tensor::new(&random.normal(shape.iter().product(), 0.1), &shape, &host)?;
-    let params = GatedDeltaRule { form, sign: DecaySign::LogDecay, ..GatedDeltaRule::new(DIM) };
 
     let gates = DeltaGates::Computed { log_decay: &log_decay, beta: &beta };
     let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens, slots: None };
     let wanted = |head: usize, j: usize| head % 9 == 4 && j % 50 == 7;
     let y = expected(device, &inputs, &state, &params, wanted)?;
-    let checked = (0..y.values.len()).filter(|at| wanted(at / DIM % VALUE_HEADS, at % DIM));
+    let checked = (0..y.values.len()).filter(|at| wanted(at / value_dim % value_heads, at % value_dim));
     let expected = checked
         .map(|index| {
             let (value, bound) = (y.values[index], y.bounds[index]);

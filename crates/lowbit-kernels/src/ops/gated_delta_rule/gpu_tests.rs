@@ -2,7 +2,7 @@
 
 use super::reference::Bounded;
 use super::rounded::Rounding;
-use super::tests::{Case, Decay, RAGGED, Sizes, norms};
+use super::tests::{Case, Decay, RAGGED, Sizes, additive, norms};
 use super::*;
 use crate::ops::testing::{FLOATS, device, fetched, gpu, values};
 use lowbit_formats::FloatType;
@@ -29,7 +29,7 @@ impl Case {
         let (log_decay, beta) = on.inputs().gates.computed().unwrap();
         let (log_decay, beta) = (fetched(&log_decay), fetched(&beta));
         let params = GatedDeltaRule { qk_norm: None, ..self.params };
-        Self { q, k, log_decay, beta, raw: None, params, ..self.clone() }
+        Self { q, k, log_decay, beta, raw: None, steps: false, params, ..self.clone() }
     }
 
     fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
@@ -99,6 +99,38 @@ fn computes_the_gates_where_asked() {
             let [a, b, a_log, dt_bias] = case.raw.clone().unwrap();
             let raw = Some([a.cast(DType::F32).unwrap(), b, a_log, dt_bias]);
             Case { raw, ..case }.check_gpu();
+        }
+    }
+}
+
+#[test]
+fn without_a_correction_in_every_layout_and_form() {
+    let mamba = Sizes { lengths: &[70, 1, 130], key_heads: 1, key_dim: 128, value_heads: 3, value_dim: 64 };
+    for state_layout in layouts() {
+        for (shape, form) in [
+            (RAGGED, Form::Auto),
+            (STEP, Form::Auto),
+            (CHUNKS, Form::Chunked),
+            (mamba, Form::Chunked),
+            // A width of heads that tensor cores have no chunks for.
+            (Sizes { value_dim: 80, ..mamba }, Form::Chunked),
+            (mamba, Form::Recurrent),
+        ] {
+            let params = GatedDeltaRule { state_layout, ..additive(form) };
+            for dtype in FLOATS {
+                let case = Case::new(shape, Decay::Usual, params).with_keys_times(2.5);
+                case.clone().rounded(dtype).check_gpu();
+                case.with_steps().rounded(dtype).check_gpu();
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_correction_a_pool_of_states_gives_the_same_bits() {
+    for (shape, form) in [(STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
+        for dtype in FLOATS {
+            Case::new(shape, Decay::Usual, additive(form)).with_steps().rounded(dtype).check_pool(&gpu());
         }
     }
 }

@@ -8,6 +8,8 @@
 //! S     <- S + k[t] delta^T
 //! y[t, h] = scale * S^T q[t]
 //! ```
+//! With [`Rule::Additive`] nothing is corrected: `delta = beta[t, h] * v[t, h]`.
+//!
 //! | operand | shape | dtype |
 //! |---|---|---|
 //! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; see [`GatedDeltaRule::qk_norm`] |
@@ -30,7 +32,8 @@
 //! is for tokens of no sequence is undefined.
 //!
 //! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`;
-//! mlx-lm 0.32 `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024).
+//! mlx-lm 0.32 `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024). Without
+//! the correction: transformers 5.24 `mamba2_chunk_scan` without its `D`; mlx-lm 0.32 `ssm_update`.
 
 mod bench;
 mod cpu;
@@ -49,7 +52,7 @@ mod tests;
 
 pub use gradient::{GatedDeltaRuleGradient, GatesGradient, gated_delta_rule_backward};
 
-use super::{Check, L2Norm, delta_gates, l2_norm};
+use super::{Check, L2Norm, StepLimits, delta_gates, l2_norm, step_gates};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -87,6 +90,8 @@ pub enum DeltaGates<'a> {
     Computed { log_decay: &'a Tensor, beta: &'a Tensor },
     /// The op computes them, as [`delta_gates()`](super::delta_gates()) does of the same operands.
     Raw { a: &'a Tensor, b: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor },
+    /// The op computes them of steps of time, as [`step_gates()`](super::step_gates()) does.
+    Steps { dt: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor, limits: StepLimits },
 }
 
 impl DeltaGates<'_> {
@@ -95,6 +100,7 @@ impl DeltaGates<'_> {
         match *self {
             Self::Computed { log_decay, beta } => Ok((log_decay.clone(), beta.clone())),
             Self::Raw { a, b, a_log, dt_bias } => delta_gates(a, b, a_log, dt_bias),
+            Self::Steps { dt, a_log, dt_bias, limits } => step_gates(dt, a_log, dt_bias, limits),
         }
     }
 
@@ -115,10 +121,14 @@ impl DeltaGates<'_> {
             Self::Raw { a, b, a_log, dt_bias } => {
                 on("a", a)?;
                 delta_gates::check(op, [a, b], [a_log, dt_bias])?;
-                if sign != DecaySign::LogDecay {
-                    return Err(op.value("sign", format!("{sign:?}"), "raw gates give LogDecay"));
-                }
             }
+            Self::Steps { dt, a_log, dt_bias, limits } => {
+                on("dt", dt)?;
+                delta_gates::check_steps(op, dt, [a_log, dt_bias], limits)?;
+            }
+        }
+        if !matches!(self, Self::Computed { .. }) && sign != DecaySign::LogDecay {
+            return Err(op.value("sign", format!("{sign:?}"), "raw gates give LogDecay"));
         }
         Ok(())
     }
@@ -127,6 +137,8 @@ impl DeltaGates<'_> {
 /// The conventions in which peers differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDeltaRule {
+    /// The term that a token adds to the state.
+    pub rule: Rule,
     /// The l2 norm that `q` and `k` get first, each head alone; `None` where the caller has done
     /// so. The same as [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only
     /// in chunks on a GPU. Source: flash-linear-attention's `use_qk_l2norm_in_kernel`.
@@ -144,6 +156,16 @@ pub struct GatedDeltaRule {
     /// True if a CPU computes in f32 even where it could round operands of products with the state
     /// to bf16. A GPU computes as its operands' types say.
     pub exact: bool,
+}
+
+/// The term that a token adds to the state: `k delta^T`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// `delta = beta * (v - S^T k)`: the error of what the state predicts.
+    Delta,
+    /// `delta = beta * v`: Mamba-2 (`q` is its C, `k` its B, `v` its x, `beta` its step of time,
+    /// and `log_decay` A times that). It has no gradient.
+    Additive,
 }
 
 /// The key head that value head `h` reads.
@@ -189,6 +211,7 @@ impl GatedDeltaRule {
     /// log decay, and `1 / sqrt(Dk)` applied here; `q` and `k` normalised already.
     pub fn new(key_head_dim: usize) -> Self {
         Self {
+            rule: Rule::Delta,
             qk_norm: None,
             scale: (key_head_dim as f32).sqrt().recip(),
             head_map: HeadMap::Grouped,
@@ -203,6 +226,7 @@ impl GatedDeltaRule {
     /// in the state, tiled heads.
     pub fn mlx_native() -> Self {
         Self {
+            rule: Rule::Delta,
             qk_norm: None,
             scale: 1.0,
             head_map: HeadMap::Tiled,
@@ -211,6 +235,11 @@ impl GatedDeltaRule {
             form: Form::Auto,
             exact: false,
         }
+    }
+
+    /// Mamba-2's conventions: nothing is corrected, grouped heads, `q` as it is, state `[Dk, Dv]`.
+    pub fn additive() -> Self {
+        Self { rule: Rule::Additive, scale: 1.0, ..Self::new(1) }
     }
 
     /// `q` or `k` as the rule multiplies it.

@@ -18,8 +18,10 @@
 //! `|dk| |delta|` to `e`, and `|scale| M^T dq` to `y`'s. If the gates are computed here, beta's
 //! error adds itself times `|v - S^T k|` to `eps`, and the logarithm of the decay's adds itself
 //! times `decay |M|` to `e`, before the step.
+//!
+//! Where nothing is corrected, `M^T|k|` is not in `eps`, and `rho` is 1.
 
-use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
+use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule, StateLayout};
 use crate::gamma::gamma;
 use crate::ops::{delta_gates, l2_norm};
 use crate::{KernelError, Tensor};
@@ -75,7 +77,8 @@ pub(crate) fn gated_delta_rule(
                 StateLayout::KeyValue => first + i * value_dim + j,
                 StateLayout::ValueKey => first + j * key_dim + i,
             };
-            let mut column = Column::new((0..key_dim).map(|i| last.values[place(i)]), chunk);
+            let state = (0..key_dim).map(|i| last.values[place(i)]);
+            let mut column = Column::new(state, chunk, params.rule);
             for t in tokens[0] as usize..tokens[1] as usize {
                 let gate = t * value_heads + head;
                 let key = (t * dims.key_heads + dims.key_head(params.head_map, head)) * key_dim;
@@ -106,15 +109,21 @@ fn gates(gates: &DeltaGates) -> Result<[Bounded; 2], KernelError> {
     let (a, b, a_log, dt_bias) = match *gates {
         DeltaGates::Computed { log_decay, beta } => return Ok([exact(log_decay)?, exact(beta)?]),
         DeltaGates::Raw { a, b, a_log, dt_bias } => (wide(a)?, wide(b)?, wide(a_log)?, wide(dt_bias)?),
+        DeltaGates::Steps { dt, a_log, dt_bias, .. } => (wide(dt)?, wide(dt)?, wide(a_log)?, wide(dt_bias)?),
     };
-    let mut gates = [(); 2].map(|()| Bounded { values: vec![0.0; a.len()], bounds: vec![0.0; a.len()] });
+    let mut bounded = [(); 2].map(|()| Bounded { values: vec![0.0; a.len()], bounds: vec![0.0; a.len()] });
     for i in 0..a.len() {
         let head = i % a_log.len();
         let [a, b, a_log, dt_bias] = [a[i], b[i], a_log[head], dt_bias[head]].map(|x| x as f32);
-        let both = delta_gates::reference::delta_gates(a, b, a_log, dt_bias);
-        gates.iter_mut().zip(both).for_each(|(gate, one)| gate.set(i, one));
+        let both = match *gates {
+            DeltaGates::Steps { limits, .. } => {
+                delta_gates::step_reference::step_gates(a, a_log, dt_bias, limits)
+            }
+            _ => delta_gates::reference::delta_gates(a, b, a_log, dt_bias),
+        };
+        bounded.iter_mut().zip(both).for_each(|(gate, one)| gate.set(i, one));
     }
-    Ok(gates)
+    Ok(bounded)
 }
 
 fn exact(x: &Tensor) -> Result<Bounded, KernelError> {
@@ -134,14 +143,15 @@ struct Column {
     error: f64,
     /// Roundings on the way of a product.
     n: f64,
+    rule: Rule,
 }
 
 impl Column {
-    fn new(s: impl Iterator<Item = f64>, chunk: usize) -> Self {
+    fn new(s: impl Iterator<Item = f64>, chunk: usize, rule: Rule) -> Self {
         let s: Vec<f64> = s.collect();
         let m = s.iter().map(|s| s.abs()).collect();
         let n = (s.len() + 6 * (1 + chunk)) as f64;
-        Self { s, m, error: 0.0, n }
+        Self { s, m, error: 0.0, n, rule }
     }
 
     /// Of beta the bound is absolute, of the decay it is relative.
@@ -149,16 +159,20 @@ impl Column {
         let ((decay, decay_error), (beta, beta_error)) = (decay, beta);
         self.s.iter_mut().chain(&mut self.m).for_each(|s| *s *= decay);
         let of_decay = decay * self.error + decay_error * dot(&self.m, &self.m).sqrt();
-        let residual = v - dot(&self.s, k);
+        let corrects = self.rule == Rule::Delta;
+        let residual = if corrects { v - dot(&self.s, k) } else { v };
         let delta = beta * residual;
-        let of_product = self.n * U * dot_magnitudes(&self.m, k) + dot(&self.m, k_error);
+        let of_product = match corrects {
+            true => self.n * U * dot_magnitudes(&self.m, k) + dot(&self.m, k_error),
+            false => 0.0,
+        };
         let eps = beta.abs() * (of_product + 4.0 * U * v.abs()) + beta_error * residual.abs();
         for ((s, m), &k) in self.s.iter_mut().zip(&mut self.m).zip(k) {
             *s += k * delta;
             *m += (k * delta).abs();
         }
         let norm2 = dot(k, k);
-        let rho = (1.0 - beta * norm2).abs().max(1.0);
+        let rho = if corrects { (1.0 - beta * norm2).abs().max(1.0) } else { 1.0 };
         let of_keys = dot(k_error, k_error).sqrt() * delta.abs();
         self.error = rho * of_decay + norm2.sqrt() * eps + of_keys + 6.0 * U * dot(&self.m, &self.m).sqrt();
     }

@@ -21,7 +21,7 @@
 //! `sum over j of D[last][j] |k[j]| (|error of delta[j]| + (r + 4 chunk u) |delta[j]|) + chunk u |S|`.
 
 use super::reference::{Bounded, TINY, U, dot, dot_magnitudes, wide};
-use super::{Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
+use super::{Dims, GatedDeltaInputs, GatedDeltaRule, Rule, StateLayout};
 use crate::{KernelError, Tensor};
 use lowbit_formats::FloatType;
 
@@ -41,6 +41,7 @@ struct Chunk<'a> {
     pairs: Matrix,
     pairs_error: Matrix,
     rounding: Rounding,
+    rule: Rule,
 }
 
 /// The bound on an operand's rounding.
@@ -99,15 +100,17 @@ impl<'a> Chunk<'a> {
         q: Vec<&'a [f64]>,
         decay: Vec<f64>,
         beta: Vec<f64>,
-        rounding: Rounding,
+        (rounding, rule): (Rounding, Rule),
     ) -> Self {
         let (n, dim) = (k.len(), k[0].len() as f64);
         let chunk = n as f64;
         let d = |i: usize, j: usize| decay[j + 1..=i].iter().product::<f64>();
-        let l = matrix(n, |i, j| if j < i { beta[i] * d(i, j) * dot(k[i], k[j]) } else { 0.0 });
+        // Without a correction all of L is 0, and T is the diagonal of betas.
+        let below = |i: usize, j: usize| j < i && rule == Rule::Delta;
+        let l = matrix(n, |i, j| if below(i, j) { beta[i] * d(i, j) * dot(k[i], k[j]) } else { 0.0 });
         let magnitudes = |x: &[f64]| x.iter().map(|x| x.abs()).collect::<Vec<_>>();
         let size = |i: usize, j: usize, x: &[f64]| d(i, j) * dot_magnitudes(&magnitudes(k[j]), x);
-        let l_size = matrix(n, |i, j| if j < i { beta[i].abs() * size(i, j, k[i]) } else { 0.0 });
+        let l_size = matrix(n, |i, j| if below(i, j) { beta[i].abs() * size(i, j, k[i]) } else { 0.0 });
         let mut inverse = matrix(n, |i, j| f64::from(i == j));
         for i in 0..n {
             let (above, row) = inverse.split_at_mut(i);
@@ -127,7 +130,20 @@ impl<'a> Chunk<'a> {
             matrix(n, |i, j| rounding.error(pairs[i][j]) + (dim + chunk) * U * pairs_size[i][j]);
         let before = (0..n).map(|i| decay[..=i].iter().product()).collect();
         let after = (0..n).map(|i| d(n - 1, i)).collect();
-        Self { k, q, decay, before, after, beta, transform, transform_error, pairs, pairs_error, rounding }
+        Self {
+            k,
+            q,
+            decay,
+            before,
+            after,
+            beta,
+            transform,
+            transform_error,
+            pairs,
+            pairs_error,
+            rounding,
+            rule,
+        }
     }
 
     /// Takes a column of the state, and its error, through the chunk: `y` without scale, and its
@@ -136,8 +152,13 @@ impl<'a> Chunk<'a> {
         let (n, dim, rounding) = (self.k.len(), s.len() as f64, self.rounding);
         let chunk = n as f64;
         let size: Vec<f64> = s.iter().map(|s| s.abs()).collect();
-        let residual: Vec<f64> = (0..n).map(|i| v[i] - self.before[i] * dot(s, self.k[i])).collect();
+        let corrects = self.rule == Rule::Delta;
+        let prediction = |i: usize| if corrects { self.before[i] * dot(s, self.k[i]) } else { 0.0 };
+        let residual: Vec<f64> = (0..n).map(|i| v[i] - prediction(i)).collect();
         let of_residual = |i: usize| {
+            if !corrects {
+                return rounding.error(residual[i]);
+            }
             let of_state =
                 rounding.products(s, self.k[i]) + 2.0 * (dim + 8.0) * U * dot_magnitudes(&size, self.k[i]);
             rounding.error(residual[i]) + self.before[i] * of_state
@@ -157,7 +178,10 @@ impl<'a> Chunk<'a> {
         let mut y = Vec::with_capacity(n);
         let mut carried = *error;
         for i in 0..n {
-            let rho = (1.0 - self.beta[i] * dot(self.k[i], self.k[i])).abs().max(1.0);
+            let rho = match corrects {
+                true => (1.0 - self.beta[i] * dot(self.k[i], self.k[i])).abs().max(1.0),
+                false => 1.0,
+            };
             carried *= self.decay[i] * rho;
             let value = self.before[i] * dot(s, self.q[i]) + dot(&self.pairs[i], &delta);
             let of_pairs = (0..n).map(|j| {
@@ -217,7 +241,7 @@ pub(crate) fn gated_delta_rule(
                     tokens.iter().map(|&t| &q[key(t)..][..key_dim]).collect(),
                     tokens.iter().map(decay).collect(),
                     tokens.iter().map(|&t| beta[gate(t)]).collect(),
-                    rounding,
+                    (rounding, params.rule),
                 )
             });
             let chunks: Vec<Chunk> = chunks.collect();

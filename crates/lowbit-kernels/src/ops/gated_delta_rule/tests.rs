@@ -1,3 +1,8 @@
+mod without_correction;
+
+#[cfg(feature = "gpu")]
+pub(super) use without_correction::additive;
+
 use super::reference::{Bounded, gated_delta_rule as reference};
 use super::*;
 use crate::ops::L2NormConvention;
@@ -15,6 +20,8 @@ pub(super) struct Case {
     pub beta: Tensor,
     /// `a`, `b`, `a_log` and `dt_bias`, which the gates are computed from instead.
     pub raw: Option<[Tensor; 4]>,
+    /// True if they are computed of the first of these as steps of time, within [`LIMITS`].
+    pub steps: bool,
     pub cu_seqlens: Tensor,
     pub state: Tensor,
     /// For a state that is a pool.
@@ -40,6 +47,9 @@ pub(super) enum Decay {
     /// Over a few tokens the state underflows.
     Strong,
 }
+
+/// Limits that cut some steps.
+const LIMITS: StepLimits = StepLimits { least: 0.05, most: 2.0 };
 
 pub(super) const RAGGED: Sizes =
     Sizes { lengths: &[3, 0, 70, 1, 5], key_heads: 2, key_dim: 19, value_heads: 6, value_dim: 37 };
@@ -100,6 +110,7 @@ impl Case {
             log_decay: Tensor::new(&log_decay, &[tokens, value_heads], &device).unwrap(),
             beta: Tensor::new(&beta, &[tokens, value_heads], &device).unwrap(),
             raw: None,
+            steps: false,
             cu_seqlens: Tensor::new(&offsets, &[offsets.len()], &device).unwrap(),
             state: Tensor::new(&state, &state_shape, &device).unwrap(),
             slots: None,
@@ -108,12 +119,12 @@ impl Case {
     }
 
     fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
-        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, slots, params } = self;
+        let Self { q, k, v, log_decay, beta, raw, steps, cu_seqlens, state, slots, params } = self;
         let [q, k, v, log_decay, beta, cu_seqlens, state] =
             [q, k, v, log_decay, beta, cu_seqlens, state].map(&f);
         let slots = slots.as_ref().map(&f);
         let raw = raw.as_ref().map(|raw| raw.each_ref().map(f));
-        Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, slots, params: *params }
+        Self { q, k, v, log_decay, beta, raw, steps: *steps, cu_seqlens, state, slots, params: *params }
     }
 
     pub(super) fn on(&self, device: &Device) -> Self {
@@ -139,6 +150,11 @@ impl Case {
         Self { raw, ..self }
     }
 
+    /// The same with steps of time to compute the gates of.
+    pub(super) fn with_steps(self) -> Self {
+        Self { steps: true, ..self.with_raw_gates() }
+    }
+
     pub(super) fn with_keys_times(mut self, factor: f32) -> Self {
         self.k.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|k| *k *= factor);
         self
@@ -147,6 +163,9 @@ impl Case {
     pub(super) fn inputs(&self) -> GatedDeltaInputs<'_> {
         let Self { q, k, v, log_decay, beta, raw, cu_seqlens, slots, .. } = self;
         let gates = match raw {
+            Some([dt, _, a_log, dt_bias]) if self.steps => {
+                DeltaGates::Steps { dt, a_log, dt_bias, limits: LIMITS }
+            }
             Some([a, b, a_log, dt_bias]) => DeltaGates::Raw { a, b, a_log, dt_bias },
             None => DeltaGates::Computed { log_decay, beta },
         };
@@ -380,6 +399,7 @@ fn any_split_carries_the_state() {
                     log_decay: rows(&whole.log_decay),
                     beta: rows(&whole.beta),
                     raw: None,
+                    steps: false,
                     cu_seqlens: Tensor::new(&offsets, &[2], whole.q.device()).unwrap(),
                     state: state.clone(),
                     slots: None,
@@ -580,7 +600,8 @@ fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
     assert_eq!(last.shape, state.shape());
     let cu_seqlens = Tensor::new(&[0, tokens / 2, tokens], &[3], &device).unwrap();
     let params = GatedDeltaRule { exact: true, ..params };
-    let case = Case { q, k, v, log_decay, beta, raw: None, cu_seqlens, state, slots: None, params };
+    let (raw, steps, slots) = (None, false, None);
+    let case = Case { q, k, v, log_decay, beta, raw, steps, cu_seqlens, state, slots, params };
     let (want_y, want_state) =
         reference(&case.inputs(), &case.state, &case.params, chunk, |_, _| true).unwrap();
     for form in [Form::Auto, Form::Recurrent, Form::Chunked] {

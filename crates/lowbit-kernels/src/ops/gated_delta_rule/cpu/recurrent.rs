@@ -2,10 +2,11 @@
 //!
 //! Both `S^T k` and `S^T q` are read from the state before the step, in one pass over it:
 //! `y = scale * (decay S^T q + (k . q) delta)`. Columns of the state do not depend on each other,
-//! so a few of them take all tokens while they are in the nearest cache.
+//! so a few of them take all tokens while they are in the nearest cache. The first is not read
+//! where nothing is corrected (`CORRECTS` is false).
 
 use super::{Problem, Token};
-use crate::ops::gated_delta_rule::StateLayout;
+use crate::ops::gated_delta_rule::{Rule, StateLayout};
 use crate::scan::Piece;
 use crate::simd::slices::dot;
 use crate::simd::{Kernel, Lanes, Scalar, Simd};
@@ -39,34 +40,45 @@ impl Kernel for Recurrent<'_, '_, '_> {
             let added = params.scale * dot(simd, token.k, token.q);
             steps.push(Step { token, kept: params.scale * token.decay, added });
         }
-        match params.state_layout {
-            StateLayout::KeyValue => key_value(simd, &steps, y, state),
-            StateLayout::ValueKey => value_key(simd, &steps, y, state, dims.key_dim),
+        match (params.state_layout, params.rule) {
+            (StateLayout::KeyValue, Rule::Delta) => key_value::<S, true>(simd, &steps, y, state),
+            (StateLayout::KeyValue, Rule::Additive) => key_value::<S, false>(simd, &steps, y, state),
+            (StateLayout::ValueKey, Rule::Delta) => {
+                value_key::<S, true>(simd, &steps, y, state, dims.key_dim)
+            }
+            (StateLayout::ValueKey, Rule::Additive) => {
+                value_key::<S, false>(simd, &steps, y, state, dims.key_dim)
+            }
         }
     }
 }
 
 /// State `[Dk, Dv]`: vectors of columns.
 #[inline(always)]
-fn key_value<S: Simd>(simd: S, steps: &[Step], y: &mut [&mut [f32]], state: &mut [f32]) {
+fn key_value<S: Simd, const CORRECTS: bool>(
+    simd: S,
+    steps: &[Step],
+    y: &mut [&mut [f32]],
+    state: &mut [f32],
+) {
     let width = y[0].len();
     let mut column = 0;
     while width - column >= 4 * S::LANES {
-        columns::<S, 4>(simd, steps, y, state, column);
+        columns::<S, 4, CORRECTS>(simd, steps, y, state, column);
         column += 4 * S::LANES;
     }
     while width - column >= S::LANES {
-        columns::<S, 1>(simd, steps, y, state, column);
+        columns::<S, 1, CORRECTS>(simd, steps, y, state, column);
         column += S::LANES;
     }
     for column in column..width {
-        columns::<Scalar, 1>(Lanes, steps, y, state, column);
+        columns::<Scalar, 1, CORRECTS>(Lanes, steps, y, state, column);
     }
 }
 
 /// `N` vectors of columns through all tokens.
 #[inline(always)]
-fn columns<S: Simd, const N: usize>(
+fn columns<S: Simd, const N: usize, const CORRECTS: bool>(
     simd: S,
     steps: &[Step],
     y: &mut [&mut [f32]],
@@ -83,7 +95,9 @@ fn columns<S: Simd, const N: usize>(
             let (k, q) = (simd.splat(k), simd.splat(q));
             for n in 0..N {
                 let s = simd.load(&row[n * S::LANES..]);
-                sk[n] = simd.mul_add(s, k, sk[n]);
+                if CORRECTS {
+                    sk[n] = simd.mul_add(s, k, sk[n]);
+                }
                 sq[n] = simd.mul_add(s, q, sq[n]);
             }
         }
@@ -92,8 +106,11 @@ fn columns<S: Simd, const N: usize>(
         let mut delta = zero;
         for n in 0..N {
             let lanes = n * S::LANES..(n + 1) * S::LANES;
-            let predicted = simd.mul(simd.splat(-token.decay), sk[n]);
-            delta[n] = simd.mul(simd.splat(token.beta), simd.add(simd.load(&v[lanes.clone()]), predicted));
+            let mut error = simd.load(&v[lanes.clone()]);
+            if CORRECTS {
+                error = simd.add(error, simd.mul(simd.splat(-token.decay), sk[n]));
+            }
+            delta[n] = simd.mul(simd.splat(token.beta), error);
             let kept = simd.mul(simd.splat(kept), sq[n]);
             simd.store(simd.mul_add(simd.splat(added), delta[n], kept), &mut y[lanes]);
         }
@@ -111,11 +128,21 @@ fn columns<S: Simd, const N: usize>(
 
 /// State `[Dv, Dk]`: a row is one column of the formula's state.
 #[inline(always)]
-fn value_key<S: Simd>(simd: S, steps: &[Step], y: &mut [&mut [f32]], state: &mut [f32], key_dim: usize) {
+fn value_key<S: Simd, const CORRECTS: bool>(
+    simd: S,
+    steps: &[Step],
+    y: &mut [&mut [f32]],
+    state: &mut [f32],
+    key_dim: usize,
+) {
     for (j, row) in state.chunks_exact_mut(key_dim).enumerate() {
         for (&Step { token, kept, added }, y) in steps.iter().zip(&mut *y) {
-            let (sk, sq) = (dot(simd, row, token.k), dot(simd, row, token.q));
-            let delta = token.beta * (token.v[j] - token.decay * sk);
+            let sq = dot(simd, row, token.q);
+            let error = match CORRECTS {
+                true => token.v[j] - token.decay * dot(simd, row, token.k),
+                false => token.v[j],
+            };
+            let delta = token.beta * error;
             y[j] = kept * sq + added * delta;
             for (s, &k) in row.iter_mut().zip(token.k) {
                 *s = token.decay * *s + k * delta;

@@ -4,12 +4,13 @@ use super::*;
 use crate::Device;
 use crate::ops::gated_delta_rule::rounded::{self, Rounding};
 use crate::ops::gated_delta_rule::tests::{Case, Decay, RAGGED, Sizes};
-use crate::ops::gated_delta_rule::{DecaySign, HeadMap, StateLayout, check};
+use crate::ops::gated_delta_rule::{DecaySign, HeadMap, Rule, StateLayout, check};
 use crate::ops::testing::{devices, values};
 use crate::simd::tiles::{Model, TileUnit};
 use numcheck::assert_within;
 
 const CHUNKED: GatedDeltaRule = GatedDeltaRule {
+    rule: Rule::Delta,
     qk_norm: None,
     scale: 0.3,
     head_map: HeadMap::Grouped,

@@ -1,7 +1,7 @@
 //! The configuration of both kernels of the chunked form, and the layout of the memory that one
 //! leaves to the other.
 
-use super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, Rule, StateLayout};
 use super::pass::shared_memory;
 use crate::gpu::caps::Caps;
 use cubecl_core as cubecl;
@@ -13,6 +13,7 @@ use lowbit_formats::FloatType;
 pub(in super::super) struct ChunkConfig {
     /// The type of q, k, v and y: one of 16 bits.
     pub dtype: FloatType,
+    pub rule: Rule,
     pub key_dim: usize,
     pub value_dim: usize,
     pub head_map: HeadMap,
@@ -34,13 +35,18 @@ impl ChunkConfig {
     /// For a device of these abilities, if it and the kernels support the type and the sizes.
     pub fn new(caps: &Caps, dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Option<Self> {
         let Dims { key_dim, value_dim, .. } = dims;
-        let GatedDeltaRule { head_map, state_layout: layout, sign, .. } = *params;
+        let GatedDeltaRule { rule, head_map, state_layout: layout, sign, .. } = *params;
         let supported = caps.tensor_cores
             && dtype != FloatType::F32
             && matches!(key_dim, 64 | 128)
             && value_dim.is_multiple_of(COLUMNS);
-        let of = |stages| Self { dtype, key_dim, value_dim, head_map, layout, sign, stages };
+        let of = |stages| Self { dtype, rule, key_dim, value_dim, head_map, layout, sign, stages };
         [3, 2].map(of).into_iter().find(|&config| supported && shared_memory(config) <= caps.shared_memory)
+    }
+
+    /// True if there is a `T`.
+    pub fn corrects(self) -> bool {
+        self.rule == Rule::Delta
     }
 
     /// Vectors of 16 bytes per key of a token.

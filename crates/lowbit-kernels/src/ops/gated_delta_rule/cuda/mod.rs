@@ -18,6 +18,9 @@
 //! values beforehand. Applied to the error of the prediction, it needs neither product, nor memory
 //! for them, and what rounding it costs is relative to that error.)
 //!
+//! Where nothing is corrected ([`Rule::Additive`](super::Rule)), `delta` stands for `v`, and the betas
+//! are factors of `P[.][j]` and of `D[last][j]`.
+//!
 //! Operands of products are rounded to the activations' type: the state, `T`, `P`, the error and
 //! `delta`. Their sums, the gates, `T` until then and the state itself are f32.
 //!
@@ -46,9 +49,8 @@ use lowbit_formats::FloatType;
 /// Every kernel for `target`.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let of = |dtype, key_dim, state_layout, head_map, sign| {
+    let by = |dtype, key_dim, params| {
         let dims = Dims { key_heads: 2, value_heads: 4, key_dim, value_dim: 128 };
-        let params = GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) };
         // Of a device without room, none.
         let config = ChunkConfig::new(target.caps(), dims, &params, dtype);
         config.map(|config| {
@@ -56,10 +58,14 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             [prepare::compiled(target, config).code()].into_iter().chain(passes)
         })
     };
+    let of = |dtype, key_dim, state_layout, head_map, sign| {
+        by(dtype, key_dim, GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) })
+    };
     let all = [
         of(FloatType::BF16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
         of(FloatType::F16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
         of(FloatType::BF16, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate),
+        by(FloatType::BF16, 128, GatedDeltaRule::additive()),
     ];
     all.into_iter().flatten().flatten().collect()
 }

@@ -9,6 +9,8 @@
 //! All products have a transposed left operand, `[16 columns, depth]`, which is the sum of a
 //! product before, rounded; their right operands lie in shared memory.
 //!
+//! Where nothing is corrected, `delta` is `v`, and there is no `T`.
+//!
 //! Invariants: every plane of a cube goes through as many turns, with one `sync_cube` at the end of
 //! each. In turn `c` state planes read stage `c` of the keys, output planes stage `c - 1` of the
 //! queries and the handover of turn `c - 1`, and loaders fill stages `c + 2` and `c + 1`, which
@@ -176,29 +178,50 @@ fn update_state(s: &mut Array<f32>, base: u32, chunk: usize, #[comptime] config:
             left[i] = pack(low, high, config.dtype);
         }
         store_words(to_output + comptime!((depth * 512) as u32), &left, 0usize);
-        multiply_rows(&left, 0usize, from, depth, &mut error, config);
+        if comptime!(config.corrects()) {
+            multiply_rows(&left, 0usize, from, depth, &mut error, config);
+        }
     }
     let before = from + comptime!(layout.key_gates as u32);
     subtract_prediction(&mut error, from + comptime!(layout.values as u32), before, config);
 
     let mut left = Array::<u32>::new(16usize);
     round_to_left(&error, &mut left, config);
-    let mut delta = zeros(32usize);
-    multiply_triangle(&left, from + comptime!(layout.transform as u32), &mut delta, config);
-    round_to_left(&delta, &mut left, config);
+    if comptime!(config.corrects()) {
+        let mut delta = zeros(32usize);
+        multiply_triangle(&left, from + comptime!(layout.transform as u32), &mut delta, config);
+        round_to_left(&delta, &mut left, config);
+        take_delta(s, &mut delta, &mut left, from, to_output, config);
+    } else {
+        take_delta(s, &mut error, &mut left, from, to_output, config);
+    }
+}
+
+/// Takes `delta`, which is also there as a left operand, into the state, and hands it over.
+#[cube]
+fn take_delta(
+    s: &mut Array<f32>,
+    delta: &mut Array<f32>,
+    left: &mut Array<u32>,
+    from: u32,
+    to_output: u32,
+    #[comptime] config: ChunkConfig,
+) {
+    let layout = comptime!(SharedLayout::of(config));
+    let before = from + comptime!(layout.key_gates as u32);
     #[unroll]
     for i in 0..4usize {
-        store_words(to_output + comptime!((layout.delta + i * 512) as u32), &left, comptime!(4 * i));
+        store_words(to_output + comptime!((layout.delta + i * 512) as u32), &*left, comptime!(4 * i));
     }
 
-    scale_by_token(&mut delta, before + comptime!((CHUNK * 4) as u32));
-    round_to_left(&delta, &mut left, config);
+    scale_by_token(delta, before + comptime!((CHUNK * 4) as u32));
+    round_to_left(&*delta, left, config);
     let decay = shared_two(before + comptime!((CHUNK * 4 - 8) as u32)).extract(1usize);
     #[unroll]
     for i in 0..comptime!(config.key_dim / 2) {
         s[i] *= decay;
     }
-    add_keys_times_delta(s, &left, from, config);
+    add_keys_times_delta(s, &*left, from, config);
 }
 
 /// `s += left keys`, transposed as the state is: `left` is `delta` of 64 tokens.
@@ -334,11 +357,13 @@ fn scale_by_token(sums: &mut Array<f32>, gates: u32) {
     }
 }
 
-/// The error of the prediction `v - g S^T k`, from `S^T k`.
+/// The error of the prediction `v - g S^T k`, from `S^T k`; `v` where nothing is corrected.
 #[cube]
 fn subtract_prediction(error: &mut Array<f32>, values: u32, before: u32, #[comptime] config: ChunkConfig) {
     let (row, half) = tile_row_and_half();
-    scale_by_token(error, before);
+    if comptime!(config.corrects()) {
+        scale_by_token(error, before);
+    }
     #[unroll]
     for block in 0..4usize {
         let at = swizzled(comptime!(block * 16) + row, plane() * 2usize + half, comptime!(COLUMNS / 8));
@@ -347,7 +372,11 @@ fn subtract_prediction(error: &mut Array<f32>, values: u32, before: u32, #[compt
         for i in 0..8usize {
             let word = v.extract(comptime!(i / 4 + i / 2 % 2 * 2));
             let bits = if comptime!(i % 2 == 0) { word & 0xffffu32 } else { word >> 16u32 };
-            error[comptime!(block * 8 + i)] = widen(bits, config.dtype) - error[comptime!(block * 8 + i)];
+            if comptime!(config.corrects()) {
+                error[comptime!(block * 8 + i)] = widen(bits, config.dtype) - error[comptime!(block * 8 + i)];
+            } else {
+                error[comptime!(block * 8 + i)] = widen(bits, config.dtype);
+            }
         }
     }
 }

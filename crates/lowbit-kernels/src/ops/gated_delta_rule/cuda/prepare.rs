@@ -8,7 +8,7 @@
 //! 3. Times the decays these are `L`, which replaces the keys and queries, and `P`.
 //! 4. A unit per column inverts `I + L` by forward substitution.
 //!
-//! The 64 tokens are worked on in blocks of 16.
+//! The 64 tokens are worked on in blocks of 16. Where nothing is corrected there is no `L`.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -88,18 +88,20 @@ pub(super) fn gated_delta_rule_prepare(
         sync_cube();
         let index = slot * value_heads + head;
         if unit < CHUNK {
-            store_gates(&of_chunk.products, gates, index * GATES, unit);
+            store_gates(&of_chunk.products, &of_chunk.betas, gates, index * GATES, unit, config);
         }
         let mut products = multiply_pairs(base, config);
         sync_cube();
         store_pairs(&mut products, &of_chunk, &mut shared, pairs, index, config);
-        sync_cube();
-        // Other planes invert from cube to cube, so that each quarter of a multiprocessor has some
-        // of the work.
-        let unit = unit ^ ((head + slot) % 2usize * CHUNK);
-        let matrix = index * comptime!(CHUNK * CHUNK);
-        if unit < CHUNK {
-            invert(&mut shared, base, unit, of_chunk.betas[unit], transforms, matrix, config);
+        if comptime!(config.corrects()) {
+            sync_cube();
+            // Other planes invert from cube to cube, so that each quarter of a multiprocessor has
+            // some of the work.
+            let unit = unit ^ ((head + slot) % 2usize * CHUNK);
+            let matrix = index * comptime!(CHUNK * CHUNK);
+            if unit < CHUNK {
+                invert(&mut shared, base, unit, of_chunk.betas[unit], transforms, matrix, config);
+            }
         }
     }
 }
@@ -154,7 +156,14 @@ fn between(products: &Shared<[f32]>, j_block: usize, i_block: usize) -> f32 {
 
 /// Stores token `j`'s gates.
 #[cube]
-fn store_gates(products: &Shared<[f32]>, gates: &mut [f32], at: usize, j: usize) {
+fn store_gates(
+    products: &Shared<[f32]>,
+    betas: &Shared<[f32]>,
+    gates: &mut [f32],
+    at: usize,
+    j: usize,
+    #[comptime] config: ChunkConfig,
+) {
     let mut before = products[FROM_START + j];
     let mut after = products[TO_END + j];
     #[unroll]
@@ -164,6 +173,9 @@ fn store_gates(products: &Shared<[f32]>, gates: &mut [f32], at: usize, j: usize)
         after *= select(block > j / 16usize, decay, 1.0f32);
     }
     gates[at + j] = before;
+    if comptime!(!config.corrects()) {
+        after *= betas[j];
+    }
     gates[at + CHUNK + j] = after;
 }
 
@@ -241,8 +253,10 @@ fn multiply_pairs(base: u32, #[comptime] config: ChunkConfig) -> Pairs {
                 for side in 0..2usize {
                     let (b0, b1) = (right.extract(side), right.extract(comptime!(side + 2)));
                     let at = comptime!(block * 8 + side * 4);
-                    if block <= of_keys {
-                        multiply(&left, 0usize, b0, b1, &mut key_pairs, at, config.dtype);
+                    if comptime!(config.corrects()) {
+                        if block <= of_keys {
+                            multiply(&left, 0usize, b0, b1, &mut key_pairs, at, config.dtype);
+                        }
                     }
                     if block <= of_queries {
                         multiply(&left, 4usize, b0, b1, &mut query_pairs, at, config.dtype);
@@ -268,17 +282,22 @@ fn store_pairs(
     let lane = UNIT_POS_X as usize % 32usize;
     #[unroll]
     for block in 0..BLOCKS {
-        if block <= of_keys {
-            decay(&mut pairs.keys, &gates.products, of_keys, block);
-            #[unroll]
-            for i in 0..8usize {
-                let row = of_keys * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
-                let at = row * PITCH + comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
-                shared[at] = u32::reinterpret(pairs.keys[comptime!(block * 8 + i)] * gates.betas[row]);
+        if comptime!(config.corrects()) {
+            if block <= of_keys {
+                decay(&mut pairs.keys, &gates.products, of_keys, block);
+                #[unroll]
+                for i in 0..8usize {
+                    let row = of_keys * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
+                    let at = row * PITCH + comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
+                    shared[at] = u32::reinterpret(pairs.keys[comptime!(block * 8 + i)] * gates.betas[row]);
+                }
             }
         }
         if block <= of_queries {
             decay(&mut pairs.queries, &gates.products, of_queries, block);
+            if comptime!(!config.corrects()) {
+                multiply_betas(&mut pairs.queries, &gates.betas, block);
+            }
             #[unroll]
             for i in 0..4usize {
                 let row = of_queries * 16usize + lane / 4usize + comptime!(i % 2 * 8);
@@ -288,6 +307,17 @@ fn store_pairs(
                     pack(pairs.queries[first], pairs.queries[comptime!(first + 1)], config.dtype);
             }
         }
+    }
+}
+
+/// Multiplies a plane's products with the tokens of block `block` by their betas.
+#[cube]
+fn multiply_betas(pairs: &mut Array<f32>, betas: &Shared<[f32]>, #[comptime] block: usize) {
+    let lane = UNIT_POS_X as usize % 32usize;
+    #[unroll]
+    for i in 0..8usize {
+        let j = comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
+        pairs[comptime!(block * 8 + i)] *= betas[j];
     }
 }
 

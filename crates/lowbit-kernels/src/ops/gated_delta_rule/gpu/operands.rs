@@ -4,8 +4,8 @@
 use super::Problem;
 use crate::KernelError;
 use crate::gpu::launch::LaunchArgs;
-use crate::gpu::{Gpu, Memory, sequences};
-use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
+use crate::gpu::{Memory, sequences};
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, Rule};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -31,7 +31,8 @@ pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePr
 }
 
 /// The results that the first kernel leaves to the second, for each slot of a chunk and each value
-/// head.
+/// head. Where nothing is corrected, `delta` is `v` in the second kernel, and the betas are factors
+/// of `P` and of `D[last]`: there is no `T`.
 pub(in crate::ops::gated_delta_rule) struct Prepared {
     /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are
     /// undefined.
@@ -44,11 +45,17 @@ pub(in crate::ops::gated_delta_rule) struct Prepared {
 
 impl Prepared {
     /// Room for chunks of `tokens` tokens.
-    fn new(gpu: &Gpu, slots: usize, value_heads: usize, tokens: usize) -> Result<Self, KernelError> {
+    fn new(problem: &Problem, slots: usize, tokens: usize) -> Result<Self, KernelError> {
+        let (gpu, value_heads) = (problem.gpu, problem.dims.value_heads);
         let matrices = slots * value_heads * tokens * tokens;
         CHECK.index(matrices)?;
+        let transforms = match problem.params.rule {
+            Rule::Delta => 2 * matrices,
+            // An unused operand gets a placeholder buffer.
+            Rule::Additive => 16,
+        };
         Ok(Self {
-            transforms: gpu.allocate(2 * matrices)?,
+            transforms: gpu.allocate(transforms)?,
             pairs: gpu.allocate(2 * matrices)?,
             gates: gpu.allocate(4 * slots * value_heads * 2 * tokens)?,
         })
@@ -80,10 +87,10 @@ pub(in crate::ops::gated_delta_rule) fn in_chunks(
     tokens: usize,
     launch: impl FnOnce(&Problem, usize, &Prepared) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    let Problem { gpu, inputs, dims, params, .. } = *problem;
+    let Problem { inputs, params, .. } = *problem;
     let (q, k) = (params.normalised(inputs.q)?, params.normalised(inputs.k)?);
     let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
     let slots = sequences::slots(q.dim(0), inputs.sequences(), tokens);
-    let prepared = Prepared::new(gpu, slots, dims.value_heads, tokens)?;
+    let prepared = Prepared::new(problem, slots, tokens)?;
     launch(&Problem { inputs: &inputs, ..*problem }, slots, &prepared)
 }

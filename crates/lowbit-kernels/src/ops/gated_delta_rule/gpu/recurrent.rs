@@ -2,8 +2,8 @@
 //!
 //! A cube goes through all tokens of a sequence with some columns of a value head's state.
 //! [`RecurrentConfig::lanes`] units share four columns: each keeps its rows of them in registers
-//! over all tokens, and sums over rows are shuffled between the units. As on the CPU, `S^T k` and
-//! `S^T q` are both read from the state before the step. A token's operands are loaded while the
+//! over all tokens, and sums over rows are shuffled between the units. As on the CPU, `S^T k` (but
+//! where nothing is corrected) and `S^T q` are both read from the state before the step. A token's operands are loaded while the
 //! one before it is worked on.
 
 #![allow(unsafe_code)] // Launches.
@@ -17,9 +17,11 @@ use crate::gpu::float::{read, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::exp;
 use crate::gpu::sequences::{Sequences, SequencesArgs, bounds, state_row};
+#[cfg(test)]
+use crate::ops::StepLimits;
 use crate::ops::delta_gates;
 use crate::ops::gated_delta_rule::{
-    CHECK, DecaySign, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
+    CHECK, DecaySign, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, Rule, StateLayout, policy,
 };
 use crate::ops::l2_norm::{self, L2NormConvention};
 use crate::{KernelError, Tensor};
@@ -33,6 +35,7 @@ use memory::{load, load_state, store, store_state};
 struct RecurrentConfig {
     /// The type of q, k, v and y.
     dtype: FloatType,
+    rule: Rule,
     key_dim: usize,
     value_dim: usize,
     head_map: HeadMap,
@@ -49,10 +52,34 @@ struct RecurrentConfig {
 /// The kernel's operands for the gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GateInputs {
-    /// True if that is `a` and `b`, which the gates are computed from; otherwise `log_decay` and
-    /// `beta` take their places.
-    raw: bool,
+    source: GateSource,
     dtype: FloatType,
+}
+
+/// The data that gates come as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum GateSource {
+    /// `log_decay` and `beta`, in the places of `a` and `b`.
+    Computed,
+    /// `a` and `b`, which they are computed from.
+    Raw,
+    /// `dt`, in the place of `a`; the bits of the limits.
+    Steps([u32; 2]),
+}
+
+impl GateInputs {
+    /// True if they have parameters per value head.
+    fn has_parameters(self) -> bool {
+        self.source != GateSource::Computed
+    }
+
+    /// The bits of the limits of steps, if the gates are made of these: then `b` is not read.
+    fn limits(self) -> Option<[u32; 2]> {
+        match self.source {
+            GateSource::Steps(limits) => Some(limits),
+            GateSource::Computed | GateSource::Raw => None,
+        }
+    }
 }
 
 impl RecurrentConfig {
@@ -147,7 +174,7 @@ fn gated_delta_rule_recurrent<X: Int, G: Int, N: Size>(
         // Loaded here, so that a step does not wait for them once it has its token.
         let mut a_log_of_head = 0.0f32;
         let mut dt_bias_of_head = 0.0f32;
-        if comptime!(config.gates.raw) {
+        if comptime!(config.gates.has_parameters()) {
             a_log_of_head = of_heads.a_log[head];
             dt_bias_of_head = of_heads.dt_bias[head];
         }
@@ -218,14 +245,20 @@ fn load_token<X: Int, G: Int, N: Size>(
     let value = gate * comptime!(config.value_dim) + at.column;
     load::<X, N>(&of.v, value, at.columns, token, comptime!(2 * rows), 1usize, config.dtype);
     token[comptime!(2 * rows + FOUR)] = read(&of.a, gate, config.gates.dtype);
-    token[comptime!(2 * rows + FOUR + 1)] = read(&of.b, gate, config.gates.dtype);
+    if comptime!(config.gates.limits().is_none()) {
+        token[comptime!(2 * rows + FOUR + 1)] = read(&of.b, gate, config.gates.dtype);
+    }
 }
 
 /// A token's decay and beta.
 #[cube]
 fn gates(a: f32, b: f32, a_log: f32, dt_bias: f32, #[comptime] config: RecurrentConfig) -> (f32, f32) {
-    if comptime!(config.gates.raw) {
+    if comptime!(config.gates.source == GateSource::Raw) {
         let (log_decay, beta) = delta_gates::gpu::compute_gates(a, b, a_log, dt_bias);
+        (exp(log_decay), beta)
+    } else if comptime!(config.gates.limits().is_some()) {
+        let limits = comptime!(config.gates.limits().expect("there are some"));
+        let (log_decay, beta) = delta_gates::compute_step_gates(a, a_log, dt_bias, limits);
         (exp(log_decay), beta)
     } else {
         let log_decay = if comptime!(config.sign == DecaySign::Rate) { -a } else { a };
@@ -248,7 +281,7 @@ fn normalise(token: &mut Array<f32>, eps: f32, #[comptime] config: RecurrentConf
                 sums[i] = fma(token[i * rows + r], token[i * rows + r], sums[i]);
             }
         }
-        add_lanes(&mut sums, 2usize, config.lanes);
+        add_lanes(&mut sums, 0usize, 2usize, config.lanes);
         #[unroll]
         for i in 0..2usize {
             let scale = l2_norm::gpu::inverse_length(
@@ -265,13 +298,18 @@ fn normalise(token: &mut Array<f32>, eps: f32, #[comptime] config: RecurrentConf
     }
 }
 
-/// The sums over the units that share a column, for all of them.
+/// Those of the sums from `first` to `end` over the units that share a column, for all of them.
 #[cube]
-fn add_lanes(sums: &mut Array<f32>, #[comptime] count: usize, #[comptime] lanes: usize) {
+fn add_lanes(
+    sums: &mut Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] end: usize,
+    #[comptime] lanes: usize,
+) {
     #[unroll]
     for round in 0..comptime!(lanes.ilog2()) {
         #[unroll]
-        for i in 0..count {
+        for i in first..end {
             sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
         }
     }
@@ -292,7 +330,11 @@ fn step(
     let mut ys = Array::<f32>::new(comptime!(FOUR));
     #[unroll]
     for c in 0..FOUR {
-        let delta = beta * (token[comptime!(2 * rows + c)] - decay * sums[c]);
+        let delta = if comptime!(config.rule == Rule::Delta) {
+            beta * (token[comptime!(2 * rows + c)] - decay * sums[c])
+        } else {
+            beta * token[comptime!(2 * rows + c)]
+        };
         ys[c] = scale * (decay * sums[comptime!(FOUR + c)] + sums[comptime!(2 * FOUR)] * delta);
         #[unroll]
         for r in 0..rows {
@@ -302,7 +344,7 @@ fn step(
     ys
 }
 
-/// `S^T k` and `S^T q` for each column, then `k . q`.
+/// `S^T k` (0 where nothing is corrected) and `S^T q` for each column, then `k . q`.
 #[cube]
 fn read_state(s: &Array<f32>, token: &Array<f32>, #[comptime] config: RecurrentConfig) -> Array<f32> {
     let rows = comptime!(FOUR * config.fours());
@@ -317,12 +359,15 @@ fn read_state(s: &Array<f32>, token: &Array<f32>, #[comptime] config: RecurrentC
         let (k, q) = (token[r], token[comptime!(rows + r)]);
         #[unroll]
         for c in 0..FOUR {
-            sums[c] = fma(s[r * FOUR + c], k, sums[c]);
+            if comptime!(config.rule == Rule::Delta) {
+                sums[c] = fma(s[r * FOUR + c], k, sums[c]);
+            }
             sums[FOUR + c] = fma(s[r * FOUR + c], q, sums[FOUR + c]);
         }
         sums[2 * FOUR] = fma(k, q, sums[2 * FOUR]);
     }
-    add_lanes(&mut sums, count, config.lanes);
+    let first = comptime!(if config.rule == Rule::Delta { 0 } else { FOUR });
+    add_lanes(&mut sums, first, count, config.lanes);
     sums
 }
 
@@ -340,10 +385,14 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         let lanes = policy::gpu_lanes(dim, columns, target.smallest_plane());
         let plain = sign == DecaySign::Rate;
         let qk_norm = if plain { None } else { Some(L2NormConvention::Sum) };
-        let gates = GateInputs { raw: !plain, dtype: if plain { FloatType::F32 } else { dtype } };
+        let gates = match plain {
+            true => GateInputs { source: GateSource::Computed, dtype: FloatType::F32 },
+            false => GateInputs { source: GateSource::Raw, dtype },
+        };
         let (key_dim, value_dim) = (dim, dim);
         let config = RecurrentConfig {
             dtype,
+            rule: Rule::Delta,
             key_dim,
             value_dim,
             head_map,
@@ -354,7 +403,14 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             lanes,
             pooled,
         };
-        compiled(target, config).code()
+        config
+    };
+    // Mamba-2's heads of 64 values.
+    let additive = |dtype, pooled| {
+        let config = with(dtype, 128, (StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay), pooled);
+        let source = GateSource::Steps(StepLimits::NONE.bits());
+        let gates = GateInputs { source, dtype };
+        RecurrentConfig { rule: Rule::Additive, value_dim: 64, qk_norm: None, gates, ..config }
     };
     let usual = (StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay);
     let mut kernels = Vec::new();
@@ -365,7 +421,8 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels.push(with(FloatType::BF16, 256, usual, false));
     kernels.push(with(FloatType::F32, 37, usual, false));
     kernels.push(with(FloatType::BF16, 128, usual, true));
-    kernels
+    kernels.extend([additive(FloatType::F16, false), additive(FloatType::BF16, true)]);
+    kernels.into_iter().map(|config| compiled(target, config).code()).collect()
 }
 
 /// The operands `a`, `b`, `a_log` and `dt_bias`, and what they are.
@@ -374,13 +431,18 @@ fn gate_operands(gates: &DeltaGates) -> Result<([Tensor; 4], GateInputs), Kernel
         DeltaGates::Computed { log_decay, beta } => {
             // Unused operands get a placeholder buffer.
             let operands = [log_decay, beta, log_decay, beta].map(Tensor::clone);
-            Ok((operands, GateInputs { raw: false, dtype: FloatType::F32 }))
+            Ok((operands, GateInputs { source: GateSource::Computed, dtype: FloatType::F32 }))
         }
         DeltaGates::Raw { a, b, a_log, dt_bias } => {
             let dtype = if a.dtype() == b.dtype() { CHECK.float("a", a)? } else { FloatType::F32 };
             let (a, b) = (a.cast(dtype.dtype())?, b.cast(dtype.dtype())?);
             let operands = [a, b, a_log.cast(DType::F32)?, dt_bias.cast(DType::F32)?];
-            Ok((operands, GateInputs { raw: true, dtype }))
+            Ok((operands, GateInputs { source: GateSource::Raw, dtype }))
+        }
+        DeltaGates::Steps { dt, a_log, dt_bias, limits } => {
+            let operands = [dt.clone(), dt.clone(), a_log.cast(DType::F32)?, dt_bias.cast(DType::F32)?];
+            let source = GateSource::Steps(limits.bits());
+            Ok((operands, GateInputs { source, dtype: CHECK.float("dt", dt)? }))
         }
     }
 }
@@ -390,7 +452,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
     let GatedDeltaInputs { q, k, v, cu_seqlens, slots, .. } = *inputs;
     let ([a, b, a_log, dt_bias], gates) = gate_operands(&inputs.gates)?;
-    let GatedDeltaRule { qk_norm, scale, head_map, state_layout: layout, sign, .. } = *params;
+    let GatedDeltaRule { rule, qk_norm, scale, head_map, state_layout: layout, sign, .. } = *params;
     let (key_dim, value_dim) = (dims.key_dim, dims.value_dim);
     // A step's bits must not depend on how many other sequences take one.
     let sequences = inputs.sequences();
@@ -398,6 +460,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
     let columns = alone * dims.value_heads * value_dim;
     let config = RecurrentConfig {
         dtype,
+        rule,
         key_dim,
         value_dim,
         head_map,

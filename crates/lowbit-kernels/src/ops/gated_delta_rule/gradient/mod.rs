@@ -9,7 +9,7 @@ mod reference;
 mod tests;
 
 use super::cpu::Problem;
-use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule};
+use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule};
 use crate::ops::Check;
 use crate::ops::{DeltaGatesGradient, delta_gates_backward, l2_norm_backward};
 use crate::{Cpu, Device, KernelError, Tensor};
@@ -64,7 +64,8 @@ pub enum GatesGradient {
 ///
 /// # Errors
 /// As [`gated_delta_rule()`](super::gated_delta_rule()); [`KernelError::Shape`] for a dy that does
-/// not fit.
+/// not fit; [`KernelError::Value`] for [`Rule::Additive`] and [`DeltaGates::Steps`], which have no
+/// gradient.
 pub fn gated_delta_rule_backward(
     inputs: &GatedDeltaInputs,
     state: &Tensor,
@@ -73,6 +74,12 @@ pub fn gated_delta_rule_backward(
 ) -> Result<GatedDeltaRuleGradient, KernelError> {
     let check = Check("gated_delta_rule_backward");
     let dims = super::check(inputs, state, params)?;
+    if params.rule != Rule::Delta {
+        return Err(check.value("rule", format!("{:?}", params.rule), "gradients are those of Delta"));
+    }
+    if let DeltaGates::Steps { .. } = inputs.gates {
+        return Err(check.value("gates", "Steps", "gradients are those of Computed and Raw"));
+    }
     if let Some(slots) = inputs.slots {
         let want = format!("gradients take none: state {:?} has one row per sequence", state.shape());
         return Err(check.shape_error("slots", slots, want));
@@ -112,6 +119,7 @@ pub fn gated_delta_rule_backward(
         DeltaGates::Raw { a, b, a_log, dt_bias } => {
             GatesGradient::Raw(delta_gates_backward([a, b], [a_log, dt_bias], [&dlog_decay, &dbeta])?)
         }
+        DeltaGates::Steps { .. } => unreachable!("refused above"),
     };
     Ok(GatedDeltaRuleGradient { dq: dq.cast(dtype)?, dk: dk.cast(dtype)?, dv: dv.cast(dtype)?, dgates })
 }

@@ -4,7 +4,7 @@ use crate::Device;
 use crate::ops::gated_delta_rule::reference::Bounded;
 use crate::ops::gated_delta_rule::reference::gated_delta_rule as forward_reference;
 use crate::ops::gated_delta_rule::tests::{Case, Decay, RAGGED, Sizes};
-use crate::ops::gated_delta_rule::{DecaySign, HeadMap, StateLayout};
+use crate::ops::gated_delta_rule::{DecaySign, HeadMap, Rule, StateLayout};
 use crate::ops::testing::{assert_derivatives, coarse, devices, moved, values};
 use crate::ops::{L2Norm, L2NormConvention};
 use numcheck::{Random, assert_bits, assert_within};
@@ -198,6 +198,20 @@ fn empty_and_refused() {
     assert_eq!(
         error.to_string(),
         "gated_delta_rule_backward: dy is [2, 1, 3], but v [2, 2, 5] wants [2, 2, 5]"
+    );
+    let refused = |case: &Case| {
+        let dy = dy(case);
+        let result = gated_delta_rule_backward(&case.inputs(), &case.state, &case.params, &dy);
+        result.unwrap_err().to_string()
+    };
+    let params = GatedDeltaRule { rule: Rule::Additive, ..case.params };
+    assert_eq!(
+        refused(&Case { params, ..case.clone() }),
+        "gated_delta_rule_backward: rule is Additive, but gradients are those of Delta"
+    );
+    assert_eq!(
+        refused(&case.with_steps()),
+        "gated_delta_rule_backward: gates is Steps, but gradients are those of Computed and Raw"
     );
     let shape = Sizes { lengths: &[0, 0], ..shape };
     let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(3));

@@ -10,7 +10,8 @@
 //! `delta` is found by forward substitution. (Inverting the triangle first, as GPUs do, lets chunks
 //! be prepared in parallel, but applies the inverse to `Dk` more columns; here the heads are
 //! parallel enough.) `D` is a product of decays: it underflows to 0 where it should, and nothing
-//! can overflow or cancel, as differences of summed logarithms could.
+//! can overflow or cancel, as differences of summed logarithms could. Where nothing is corrected,
+//! `delta[i] = beta[i] v[i]`: there is no triangle.
 //!
 //! Columns of the state do not depend on each other. So a chunk takes a strip of them from the
 //! reads to the update while it is in the nearest cache, and each tile of rows stays in registers
@@ -24,6 +25,7 @@ mod tiled;
 
 use super::{Problem, Token};
 use crate::gemm::{Left, Lines, Packed, Rows, Transposed, accumulate};
+use crate::ops::gated_delta_rule::Rule;
 use crate::scan::Piece;
 use crate::simd::{Kernel, Simd};
 use bytemuck::Zeroable;
@@ -83,7 +85,7 @@ impl Chunked<'_, '_, '_> {
                 }
             }
         }
-        let mut keys = Keys::new(problem.dims.key_dim);
+        let mut keys = Keys::new(problem.dims.key_dim, problem.params.rule);
         let mut gates = Gates::new(S::LANES);
         for start in (0..length).step_by(CHUNK) {
             let tokens = start..length.min(start + CHUNK);
@@ -153,13 +155,15 @@ struct Keys {
     /// `[2 CHUNK, Dk]`: the keys, then the queries.
     packed: Packed,
     pairs: Pairs,
+    rule: Rule,
     /// A row of zeros.
     zeros: Vec<f32>,
 }
 
 impl Keys {
-    fn new(key_dim: usize) -> Self {
-        Self { key_dim, packed: Packed::default(), pairs: Pairs::default(), zeros: vec![0.0; key_dim] }
+    fn new(key_dim: usize, rule: Rule) -> Self {
+        let (packed, pairs) = (Packed::default(), Pairs::default());
+        Self { key_dim, packed, pairs, rule, zeros: vec![0.0; key_dim] }
     }
 
     #[inline(always)]
@@ -170,7 +174,8 @@ impl Keys {
             None => &self.zeros,
         });
         self.packed.pack(rows, self.key_dim);
-        self.pairs.compute(simd, &self.packed, self.key_dim, tokens.len());
+        let sides: &[usize] = if self.rule == Rule::Delta { &[0, CHUNK] } else { &[CHUNK] };
+        self.pairs.compute(simd, &self.packed, self.key_dim, (sides, tokens.len()));
     }
 }
 
@@ -313,7 +318,11 @@ impl<R: Reads> Chunk<'_, '_, '_, R> {
             }
         }
         let width = V * S::LANES;
-        let mut sums = self.read::<S, M, V>(simd, first, state);
+        let corrects = self.keys.rule == Rule::Delta;
+        let mut sums = match corrects {
+            true => self.read::<S, M, V>(simd, first, state),
+            false => [[simd.splat(0.0); V]; M],
+        };
         for (sums, token) in sums.iter_mut().zip(&self.tokens[first..]) {
             let v = &token.v[columns.clone()];
             for (n, sum) in sums.iter_mut().enumerate() {
@@ -322,6 +331,9 @@ impl<R: Reads> Chunk<'_, '_, '_, R> {
         }
         let pairs: &[_; M] = self.gates.pairs[first..].first_chunk().expect("rows of a tile");
         let (before, delta) = self.gates.delta.split_at_mut(first * width);
+        if !corrects {
+            return store(simd, &sums, delta, width);
+        }
         accumulate::<S, M, V, CHUNK>(
             simd,
             &mut sums,

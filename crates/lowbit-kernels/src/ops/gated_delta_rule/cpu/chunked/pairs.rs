@@ -14,10 +14,17 @@ impl Default for Pairs {
 }
 
 impl Pairs {
-    /// From `[2 CHUNK, Dk]`: the keys, of which so many are tokens', then the queries.
+    /// From `[2 CHUNK, Dk]`: the keys, of which so many are tokens', then the queries. `sides` are
+    /// the first rows of those whose products are wanted.
     #[inline(always)]
-    pub fn compute<S: Simd>(&mut self, simd: S, packed: &Packed, key_dim: usize, tokens: usize) {
-        for first in [0, CHUNK] {
+    pub fn compute<S: Simd>(
+        &mut self,
+        simd: S,
+        packed: &Packed,
+        key_dim: usize,
+        (sides, tokens): (&[usize], usize),
+    ) {
+        for &first in sides {
             for i in (0..tokens).step_by(4) {
                 // Tiles that fit the registers and are whole vectors of sums.
                 if S::REGISTERS >= 32 {

@@ -49,8 +49,10 @@ pub(super) fn load_keys(
         let to_values = to + comptime!(layout.values as u32);
         load_rows(&of.v, to_values, first, at.end, at.value_heads * values, column, comptime!(COLUMNS / 8));
         let index = (at.slot + chunk) * at.value_heads + at.head;
-        let to_transform = to + comptime!(layout.transform as u32);
-        load_triangle(&of.transforms, to_transform, index);
+        if comptime!(config.corrects()) {
+            let to_transform = to + comptime!(layout.transform as u32);
+            load_triangle(&of.transforms, to_transform, index);
+        }
         let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 4) {
             let to = to + comptime!(layout.key_gates as u32) + (unit * 16usize) as u32;

@@ -1,6 +1,6 @@
 //! The compile-time configuration of both kernels of the chunked form, and the cut of a chunk.
 
-use super::super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use super::super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, Rule, StateLayout};
 use crate::gpu::caps::{Caps, Matrices};
 use lowbit_formats::FloatType;
 
@@ -9,6 +9,7 @@ use lowbit_formats::FloatType;
 pub(in super::super) struct MatrixChunks {
     /// The type of q, k, v and y: one of 16 bits.
     pub dtype: FloatType,
+    pub rule: Rule,
     pub key_dim: usize,
     pub value_dim: usize,
     pub head_map: HeadMap,
@@ -50,12 +51,13 @@ impl MatrixChunks {
     /// With every cut that the device has units and shared memory for.
     pub fn all(caps: &Caps, dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Vec<Self> {
         let Dims { key_dim, value_dim, .. } = dims;
-        let GatedDeltaRule { head_map, state_layout: layout, sign, .. } = *params;
+        let GatedDeltaRule { rule, head_map, state_layout: layout, sign, .. } = *params;
         let Some(matrices) = caps.matrices(dtype).filter(|_| matches!(key_dim, 64 | 128)) else {
             return Vec::new();
         };
         let plane = caps.largest_plane;
-        let config = |cut| Self { dtype, key_dim, value_dim, head_map, layout, sign, matrices, plane, cut };
+        let config =
+            |cut| Self { dtype, rule, key_dim, value_dim, head_map, layout, sign, matrices, plane, cut };
         let fits = |config: &Self| {
             let Cut { tokens, columns } = config.cut;
             value_dim.is_multiple_of(columns)
@@ -93,6 +95,11 @@ impl MatrixChunks {
 
     pub fn chunk_vectors(self) -> usize {
         self.cut.tokens * self.key_vectors()
+    }
+
+    /// True if there is a `T`.
+    pub fn corrects(self) -> bool {
+        self.rule == Rule::Delta
     }
 
     pub fn transform_vectors(self) -> usize {

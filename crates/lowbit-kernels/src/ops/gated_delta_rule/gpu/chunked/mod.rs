@@ -38,15 +38,18 @@ use lowbit_formats::FloatType;
 /// Every kernel of every cut for `target`: none where it has no cooperative matrices.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let of = |dtype, key_dim, state_layout, head_map, sign| {
+    let by = |dtype, key_dim, params: GatedDeltaRule| {
         let dims = Dims { key_heads: 2, value_heads: 4, key_dim, value_dim: 128 };
-        let params = GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) };
         MatrixChunks::all(target.caps(), dims, &params, dtype)
+    };
+    let of = |dtype, key_dim, state_layout, head_map, sign| {
+        by(dtype, key_dim, GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) })
     };
     let mut configs = Vec::new();
     for dtype in [FloatType::F16, FloatType::BF16] {
         configs.extend(of(dtype, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
         configs.extend(of(dtype, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate));
+        configs.extend(by(dtype, 128, GatedDeltaRule::additive()));
     }
     let all = |config| {
         let passes = [false, true].map(|pooled| pass::compiled(target, config, pooled).code());

@@ -11,6 +11,9 @@
 //! | 4 | `delta`, rounded, and `D[last] delta`, rounded | 3 |
 //! | 5 | `g S^T q + P delta`, and what the keys add to the state | 4 |
 //!
+//! Where nothing is corrected, step 1 reads the state for queries alone, step 2 makes `delta`, which
+//! is `v`, and step 3 is left out.
+//!
 //! Then `y` is written, the state decays and takes what the keys add, and the next chunk's
 //! operands, which were loaded meanwhile, take the places of this one's. Columns are rows of
 //! `update` and of the rounded state, and of `delta` times `D[last]`.
@@ -163,10 +166,12 @@ fn pass_chunks<E: Float>(
         sync_cube();
         take_errors::<E>(&mut tiles, &values, config);
         sync_cube();
-        transform_errors::<E>(&mut tiles, config);
-        sync_cube();
-        take_deltas::<E>(&mut tiles, &values, config);
-        sync_cube();
+        if comptime!(config.corrects()) {
+            transform_errors::<E>(&mut tiles, config);
+            sync_cube();
+            take_deltas::<E>(&mut tiles, &values, config);
+            sync_cube();
+        }
         add_pairs::<E>(&mut tiles, config);
         multiply_keys::<E>(&mut tiles, config);
         sync_cube();
@@ -241,7 +246,9 @@ fn fetch(
     let index = index(at, first, config);
     fetch_tokens(&operands.k, &mut to.keys, &of, config);
     fetch_tokens(&operands.q, &mut to.queries, &of, config);
-    fetch_matrix(&operands.transforms, &mut to.transform, index, config);
+    if comptime!(config.corrects()) {
+        fetch_matrix(&operands.transforms, &mut to.transform, index, config);
+    }
     fetch_matrix(&operands.pairs, &mut to.pairs, index, config);
 }
 
@@ -250,7 +257,9 @@ fn fetch(
 fn stage<E: Float>(from: &Fetched, to: &mut Tiles<E>, count: usize, #[comptime] config: MatrixChunks) {
     stage_tokens::<E>(&from.keys, &mut to.keys, count, config);
     stage_tokens::<E>(&from.queries, &mut to.queries, count, config);
-    stage_matrix::<E>(&from.transform, &mut to.transform, config);
+    if comptime!(config.corrects()) {
+        stage_matrix::<E>(&from.transform, &mut to.transform, config);
+    }
     stage_matrix::<E>(&from.pairs, &mut to.pairs, config);
 }
 
@@ -332,7 +341,7 @@ fn by_keys(config: MatrixChunks) -> Product {
     }
 }
 
-/// `S^T k` and `S^T q`.
+/// `S^T k`, but where nothing is corrected, and `S^T q`.
 #[cube]
 fn read_state<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) {
     let (m, n, pitch) = comptime!((config.matrices.m, config.matrices.n, config.column_pitch()));
@@ -341,6 +350,9 @@ fn read_state<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) 
     let of = comptime!(by_state(config));
     let end = comptime!(config.key_dim).runtime();
     let mut tile = PLANE_POS as usize;
+    if comptime!(!config.corrects()) {
+        tile += comptime!(along_m * along_n);
+    }
     while tile < comptime!(2 * along_m * along_n) {
         let (i, j) = (tile / along_n * m, tile % along_n * n);
         let sum = zeros(config.matrices);
@@ -356,7 +368,8 @@ fn read_state<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) 
     }
 }
 
-/// The error of the prediction, and what the state that the chunk finds gives of `y`.
+/// The error of the prediction, and what the state that the chunk finds gives of `y`. Where nothing
+/// is corrected, the error is `delta`, and its part that is left at the chunk's end is made, too.
 #[cube]
 fn take_errors<E: Float>(tiles: &mut Tiles<E>, values: &Values, #[comptime] config: MatrixChunks) {
     #[unroll]
@@ -364,7 +377,13 @@ fn take_errors<E: Float>(tiles: &mut Tiles<E>, values: &Values, #[comptime] conf
         let (row, column) = value_place(i, config);
         let at = row * comptime!(config.column_pitch()) + column;
         let before = values.before[i];
-        tiles.errors[at] = rounded::<E>(values.v[i] - before * tiles.sums[at], config.dtype);
+        if comptime!(config.corrects()) {
+            tiles.errors[at] = rounded::<E>(values.v[i] - before * tiles.sums[at], config.dtype);
+        } else {
+            tiles.errors[at] = rounded::<E>(values.v[i], config.dtype);
+            tiles.steps[column * comptime!(config.token_pitch()) + row] =
+                rounded::<E>(values.v[i] * values.after[i], config.dtype);
+        }
         tiles.sums[at + comptime!(config.cut.tokens * config.column_pitch())] *= before;
     }
 }

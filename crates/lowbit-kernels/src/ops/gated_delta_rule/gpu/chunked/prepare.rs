@@ -7,6 +7,8 @@
 //!    `L`, in place, and `P`.
 //! 4. A unit per column inverts `I + L` by forward substitution, in the place of the queries'
 //!    products.
+//!
+//! Where nothing is corrected there is no `L`.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -69,7 +71,9 @@ pub(super) fn gated_delta_rule_cmma_prepare<E: Float>(
         stage_tokens::<E>(&loaded, &mut queries, count, config);
         load_gates(inputs, &mut of_chunk, &piece, (head, value_heads), config);
         sync_cube();
-        multiply_pairs::<E>(&keys, &keys, &mut products, 0usize, config);
+        if comptime!(config.corrects()) {
+            multiply_pairs::<E>(&keys, &keys, &mut products, 0usize, config);
+        }
         multiply_pairs::<E>(&queries, &keys, &mut products, comptime!(tokens * pitch).runtime(), config);
         sync_cube();
         let index = slot * value_heads + head;
@@ -83,10 +87,12 @@ pub(super) fn gated_delta_rule_cmma_prepare<E: Float>(
             let gate = finish_queries(&products, &of_chunk, pairs, matrix, j, config);
             gates[index * comptime!(config.gates()) + j] = gate;
         }
-        sync_cube();
-        if unit < tokens {
-            let matrix = index * comptime!(tokens * tokens);
-            invert(&mut products, of_chunk.betas[unit], transforms, matrix, unit, config);
+        if comptime!(config.corrects()) {
+            sync_cube();
+            if unit < tokens {
+                let matrix = index * comptime!(tokens * tokens);
+                invert(&mut products, of_chunk.betas[unit], transforms, matrix, unit, config);
+            }
         }
     }
 }
@@ -143,7 +149,8 @@ fn multiply_pairs<E: Float>(
     }
 }
 
-/// Makes column `j` of `L` of the products of keys, and gives `D[last][j]`.
+/// Makes column `j` of `L` of the products of keys, and gives `D[last][j]`, times beta where there
+/// is no `L`.
 #[cube]
 fn finish_keys(
     products: &mut Shared<[f32]>,
@@ -156,13 +163,16 @@ fn finish_keys(
     for i in 0..comptime!(config.cut.tokens) {
         let later = i > j;
         after *= select(later, gates.decays[i], 1.0f32);
-        let at = i * pitch + j;
-        products[at] = select(later, products[at] * after * gates.betas[i], 0.0f32);
+        if comptime!(config.corrects()) {
+            let at = i * pitch + j;
+            products[at] = select(later, products[at] * after * gates.betas[i], 0.0f32);
+        }
     }
-    after
+    if comptime!(config.corrects()) { after } else { after * gates.betas[j] }
 }
 
-/// Writes column `j` of `P`, made of the products of queries, and gives `g[j]`.
+/// Writes column `j` of `P`, made of the products of queries (and of beta where there is no `L`),
+/// and gives `g[j]`.
 #[cube]
 fn finish_queries(
     products: &Shared<[f32]>,
@@ -180,6 +190,7 @@ fn finish_queries(
         before *= select(i <= j, decay, 1.0f32);
         after *= select(i > j, decay, 1.0f32);
         let pair = select(i >= j, products[(tokens + i) * pitch + j] * after, 0.0f32);
+        let pair = if comptime!(config.corrects()) { pair } else { pair * gates.betas[j] };
         pairs[matrix + i * tokens + j] = u16::cast_from(narrow(pair, config.dtype));
     }
     before
