@@ -9,8 +9,8 @@ mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
-use super::pages::{self, Pages};
 use super::Check;
+use super::pages::{self, Pages};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::{DType, FloatType};
 
@@ -53,7 +53,8 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
 }
 
 /// As [`kv_append`], into pages of a pool: with `place(t) = positions[t] % 64` and
-/// `page(t) = table[t / (T / S), positions[t] / 64]`, `pages[page(t), h, place(t), d] = x[t, h, d]`.
+/// `page(t) = table[t / (T / S), positions[t] / 64]`,
+/// `pages[page(t), h, place(t), d] = x[t, h, d]`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -47,12 +47,8 @@ pub fn latent_attention_backward(
         let x = x.cast(DType::F32)?;
         whole.push(if rest == 0 { x } else { concat(&[&x, &zeros])? });
     }
-    let AttentionGradient { dq, dk, dv } = attention_backward(
-        [q, latents, latents],
-        positions,
-        &params.attention(),
-        [&whole[0], &whole[1]],
-    )?;
+    let AttentionGradient { dq, dk, dv } =
+        attention_backward([q, latents, latents], positions, &params.attention(), [&whole[0], &whole[1]])?;
     Ok(LatentAttentionGradient { dq, dlatents: add(&dk, &dv)? })
 }
 
@@ -95,7 +91,8 @@ mod tests {
                         loss(&qs, &cs)
                     };
                     let want = (moved(1e-2) - moved(-1e-2)) / 2e-2;
-                    // Rounding of losses of about 10 over the step, and the third derivative's share.
+                    // Rounding of losses of about 10 over the step, and the third derivative's
+                    // share.
                     assert!((f64::from(got) - want).abs() < 2e-3, "{of_latents} [{i}]: {got} {want}");
                 }
             }

@@ -91,12 +91,7 @@ fn select(logits: &[f32], chosen: &mut [(u32, f32)]) {
 /// Leaves the experts of the groups with the greatest values, which `value` makes of a group's two
 /// best experts, and switches off the others.
 #[inline(always)]
-fn keep_best_groups(
-    choices: &mut [f32],
-    n_group: usize,
-    topk_group: usize,
-    value: impl Fn([f32; 2]) -> f32,
-) {
+fn keep_best_groups(choices: &mut [f32], n_group: usize, topk_group: usize, value: impl Fn([f32; 2]) -> f32) {
     let size = choices.len() / n_group;
     let of_group = |group: &[f32]| {
         let start = [f32::NEG_INFINITY; 2];

@@ -25,10 +25,10 @@
 //! does not depend on how an exponential is rounded.
 //!
 //! Sources: transformers 5 `Qwen3NextSparseMoeBlock` and `Qwen3NextTopKRouter` (which rounds the
-//! weights to the logits' dtype; here they stay f32), `Glm4MoeTopkRouter` and `DeepseekV2TopkRouter`,
-//! and mlx-lm 0.32 `Qwen3NextSparseMoeBlock` (whose order within the top k is open) and
-//! `group_expert_select` (whose c are 0 in groups that are not chosen: another choice where a chosen
-//! c is negative).
+//! weights to the logits' dtype; here they stay f32), `Glm4MoeTopkRouter` and
+//! `DeepseekV2TopkRouter`, and mlx-lm 0.32 `Qwen3NextSparseMoeBlock` (whose order within the top k
+//! is open) and `group_expert_select` (whose c are 0 in groups that are not chosen: another choice
+//! where a chosen c is negative).
 
 mod bench;
 mod cpu;
