@@ -16,13 +16,14 @@ use support::{load, root};
 /// Tokens of the models' contexts that tests use.
 const CONTEXT: usize = 320;
 
-/// Small models: attention, delta nets, experts, windows with sinks, norms in all places. On a GPU
-/// the first of them, or on software that stands for one the second.
+/// Small models: attention, delta nets, experts, windows with sinks, norms in all places, latents.
+/// On a GPU the first of them, or on software that stands for one the second.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
-    let names = ["qwen3", "qwen3_5", "qwen3_5_moe-mlx-4bit", "gpt_oss", "gemma3", "olmo3", "hunyuan"];
+    let names =
+        ["qwen3", "qwen3_5", "qwen3_5_moe-mlx-4bit", "gpt_oss", "gemma3", "olmo3", "hunyuan", "deepseek_v3"];
     #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
     let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]

@@ -1,7 +1,9 @@
 //! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's
 //! configuration; [`Decoder::load`](super::Decoder::load) builds the layers from it.
 
-use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig, ShortConvConfig};
+use super::{
+    AttentionConfig, DecoderConfig, DeltaNetConfig, LatentAttentionConfig, MoeConfig, ShortConvConfig,
+};
 use crate::names::Name;
 use lowbit_kernels::ops::Gate;
 
@@ -84,6 +86,7 @@ impl LayerNorms {
 #[allow(missing_docs)]
 pub enum MixerSpec {
     Attention(AttentionConfig),
+    LatentAttention(LatentAttentionConfig),
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
 }
