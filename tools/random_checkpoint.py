@@ -45,6 +45,15 @@ SHAPES = {
         "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
         "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
     },
+    "glm-4.7-flash": {
+        "model_type": "glm4_moe_lite", "num_hidden_layers": 47, "hidden_size": 2048, "intermediate_size": 10240,
+        "moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+        "num_attention_heads": 20, "num_key_value_heads": 20, "q_lora_rank": 768, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "attention_bias": False,
+        "rms_norm_eps": 1e-5, "vocab_size": 154880, "max_position_embeddings": 202752, "rope_theta": 1e6,
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    },
     # Tied embeddings of 46.7 million weights, and 28 layers of 15.7 million.
     "qwen3-0.5b": {
         "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072,
@@ -253,6 +262,50 @@ def granite(shape):
     return tensors, {**shape, "layer_types": kinds, "quantization": quantization}
 
 
+def latent(shape, dense):
+    """The same of a model with latent attention."""
+    tensors = Tensors(dense)
+    hidden, heads, rank = shape["hidden_size"], shape["num_attention_heads"], shape["kv_lora_rank"]
+    plain, rotated, values = shape["qk_nope_head_dim"], shape["qk_rope_head_dim"], shape["v_head_dim"]
+    count, inner = shape["n_routed_experts"], shape["moe_intermediate_size"]
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
+    for index in range(shape["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        tensors.plain(f"{layer}.input_layernorm.weight", [hidden], 1.0)
+        tensors.plain(f"{layer}.post_attention_layernorm.weight", [hidden], 1.0)
+        tensors.quantized(f"{attention}.q_a_proj", shape["q_lora_rank"], hidden)
+        tensors.plain(f"{attention}.q_a_layernorm.weight", [shape["q_lora_rank"]], 1.0)
+        tensors.quantized(f"{attention}.q_b_proj", heads * (plain + rotated), shape["q_lora_rank"])
+        tensors.quantized(f"{attention}.kv_a_proj_with_mqa", rank + rotated, hidden)
+        tensors.plain(f"{attention}.kv_a_layernorm.weight", [rank], 1.0)
+        if dense:
+            tensors.quantized(f"{attention}.kv_b_proj", heads * (plain + values), rank)
+        else:
+            tensors.quantized(f"{attention}.embed_q", heads, rank, plain)
+            tensors.quantized(f"{attention}.unembed_out", heads, values, rank)
+        tensors.quantized(f"{attention}.o_proj", hidden, heads * values)
+        if index < shape["first_k_dense_replace"]:
+            feedforward(tensors, mlp, hidden, shape["intermediate_size"])
+            continue
+        tensors.add(f"{mlp}.gate.weight", "BF16", [count, hidden], hidden)
+        tensors.plain(f"{mlp}.gate.e_score_correction_bias", [count], 0.0)
+        if dense:
+            tensors.add(f"{mlp}.experts.gate_up_proj", "BF16", [count, 2 * inner, hidden], hidden)
+            tensors.add(f"{mlp}.experts.down_proj", "BF16", [count, hidden, inner], inner)
+        else:
+            tensors.quantized(f"{mlp}.switch_mlp.gate_proj", count, inner, hidden)
+            tensors.quantized(f"{mlp}.switch_mlp.up_proj", count, inner, hidden)
+            tensors.quantized(f"{mlp}.switch_mlp.down_proj", count, hidden, inner)
+        feedforward(tensors, f"{mlp}.shared_experts", hidden, inner * shape["n_shared_experts"])
+    tensors.plain("model.norm.weight", [hidden], 1.0)
+    tensors.quantized("lm_head", shape["vocab_size"], hidden)
+    config = dict(shape)
+    if not dense:
+        config["quantization"] = {"group_size": GROUP, "bits": BITS, "mode": "affine"}
+    return tensors, config
+
+
 def gguf_tensors(shape):
     """Names and shapes of a plain Qwen3's tensors, as llama.cpp's converter names them."""
     hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
@@ -312,8 +365,10 @@ def main():
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    plain = {"qwen3": qwen3, "granitemoehybrid": granite}.get(SHAPES[arguments.shape]["model_type"])
-    shape = SHAPES[arguments.shape] if plain else {**COMMON, **SHAPES[arguments.shape]}
+    makers = {"qwen3": qwen3, "granitemoehybrid": granite}
+    plain = makers.get(SHAPES[arguments.shape]["model_type"])
+    whole = plain or "kv_lora_rank" in SHAPES[arguments.shape]
+    shape = SHAPES[arguments.shape] if whole else {**COMMON, **SHAPES[arguments.shape]}
     if arguments.layers:
         shape = {**shape, "num_hidden_layers": arguments.layers}
     if arguments.gguf:
@@ -322,7 +377,12 @@ def main():
         print(f"{arguments.folder}: {write_gguf(shape, arguments.folder, arguments.seed) / 1e9:.2f} GB")
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    tensors, config = plain(shape) if plain else checkpoint(shape, arguments.dense)
+    if plain:
+        tensors, config = plain(shape)
+    elif whole:
+        tensors, config = latent(shape, arguments.dense)
+    else:
+        tensors, config = checkpoint(shape, arguments.dense)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
     size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
     demo = pathlib.Path(__file__).parent.parent / "models/demo"

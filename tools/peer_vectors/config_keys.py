@@ -53,7 +53,12 @@ MODEL_TYPES = [
     "exaone4",
     "hunyuan_v1_dense",
     "minimax_m2",
+    "glm4_moe_lite",
+    "deepseek_v3",
+    "deepseek_v2",
 ]
+# Those of the same classes under a name that transformers knows from the checkpoints' own code.
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 # What code asks of the object, not of config.json.
 METHODS = {"get_text_config", "is_heterogeneous"}
 # Of Qwen3.5's vision part, which stands in the same file.
@@ -84,6 +89,7 @@ def write(folder: Path, options):
         "generation": sorted(GenerationConfig._get_default_generation_params()),
         "model_types": {name: model_type(CONFIG_MAPPING[name]) for name in MODEL_TYPES},
     }
+    keys["model_types"] |= {name: keys["model_types"][same] for name, same in OTHER_NAMES.items()}
     (folder / "keys.json").write_text(json.dumps(keys, indent=1) + "\n")
 
 

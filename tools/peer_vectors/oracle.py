@@ -97,9 +97,11 @@ class RouterGaps:
             selection = getattr(module, "e_score_correction_bias", args[1] if len(args) > 1 else None)
             if selection is not None:
                 logits = logits.sigmoid() + selection
-            if getattr(module, "num_group", 1) > 1:
-                groups = logits.unflatten(-1, (module.num_group, -1))
-                sums = groups.topk(2, dim=-1).values.sum(dim=-1)
+            count = 1 if getattr(module, "topk_method", "") == "greedy" else getattr(module, "num_group", 1)
+            if count > 1:
+                groups = logits.unflatten(-1, (count, -1))
+                best = 2 if selection is not None else 1
+                sums = groups.topk(best, dim=-1).values.sum(dim=-1)
                 self.least_between(sums, module.topk_group)
                 kept = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, sums.topk(module.topk_group).indices, True)
                 logits = groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)

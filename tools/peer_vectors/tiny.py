@@ -662,6 +662,155 @@ def glm4_moe() -> Tiny:
     )
 
 
+def glm4_moe_lite() -> Tiny:
+    """Latent attention with compressed queries; experts as GLM-4.5 has them."""
+    return Tiny(
+        "glm4_moe_lite",
+        dense(
+            "Glm4MoeLiteForCausalLM",
+            "glm4_moe_lite",
+            attention_bias=False,
+            pad_token_id=0,
+            vocab_size=283,
+            hidden_size=32,
+            intermediate_size=96,
+            moe_intermediate_size=32,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            num_experts_per_tok=3,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.8,
+            num_hidden_layers=3,
+            num_nextn_predict_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=24,
+            kv_lora_rank=64,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=16,
+            v_head_dim=24,
+            rms_norm_eps=1e-6,
+            partial_rotary_factor=1.0,
+            rope_scaling=None,
+            rope_theta=1000000,
+            topk_method="noaux_tc",
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        keep_f32=("e_score_correction_bias",),
+        mtp=True,
+        gguf_pre_tokenizer="glm4",
+    )
+
+
+def deepseek_v3() -> Tiny:
+    """Latent attention with YaRN, whose mscale_all_dim sharpens scores; experts in groups, two dense layers before."""
+    return Tiny(
+        "deepseek_v3",
+        dense(
+            "DeepseekV3ForCausalLM",
+            "deepseek_v3",
+            attention_bias=False,
+            pad_token_id=0,
+            vocab_size=279,
+            hidden_size=32,
+            intermediate_size=96,
+            moe_intermediate_size=32,
+            moe_layer_freq=1,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=2,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            scoring_func="sigmoid",
+            topk_method="noaux_tc",
+            num_hidden_layers=3,
+            num_nextn_predict_layers=1,
+            num_attention_heads=6,
+            num_key_value_heads=6,
+            q_lora_rank=48,
+            kv_lora_rank=32,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=8,
+            v_head_dim=16,
+            rms_norm_eps=1e-6,
+            max_position_embeddings=512,
+            rope_scaling={
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 32,
+                "type": "yarn",
+            },
+            rope_theta=10000,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        keep_f32=("e_score_correction_bias",),
+        mtp=True,
+        gguf_pre_tokenizer="deepseek-v3",
+    )
+
+
+def deepseek_v2() -> Tiny:
+    """Latent attention with whole queries, as DeepSeek V2 Lite; softmax chooses experts in some groups, as V2."""
+    return Tiny(
+        "deepseek_v2",
+        dense(
+            "DeepseekV2ForCausalLM",
+            "deepseek_v2",
+            attention_bias=False,
+            pad_token_id=0,
+            vocab_size=277,
+            hidden_size=32,
+            intermediate_size=96,
+            moe_intermediate_size=32,
+            moe_layer_freq=1,
+            n_routed_experts=8,
+            n_shared_experts=2,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=4.0,
+            scoring_func="softmax",
+            topk_method="group_limited_greedy",
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=None,
+            kv_lora_rank=32,
+            qk_nope_head_dim=24,
+            qk_rope_head_dim=8,
+            v_head_dim=40,
+            rms_norm_eps=1e-6,
+            max_position_embeddings=512,
+            rope_scaling={
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 32,
+                "type": "yarn",
+            },
+            rope_theta=10000,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="deepseek-llm",
+    )
+
+
 def lfm2() -> Tiny:
     """Short convolutions around a layer with attention; an MLP whose size is adjusted."""
     return Tiny(
@@ -1150,4 +1299,7 @@ def all_tiny() -> list[Tiny]:
         exaone4(),
         hunyuan(),
         minimax_m2(),
+        glm4_moe_lite(),
+        deepseek_v3(),
+        deepseek_v2(),
     ]

@@ -39,6 +39,9 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "exaone4": tiny.exaone4,
     "hunyuan_v1_dense": tiny.hunyuan,
     "minimax_m2": tiny.minimax_m2,
+    "glm4_moe_lite": tiny.glm4_moe_lite,
+    "deepseek_v3": tiny.deepseek_v3,
+    "deepseek_v2": tiny.deepseek_v2,
 }
 
 

@@ -16,7 +16,9 @@ LOCAL_EXPERTS = ("mixtral", "gpt_oss", "minimax_m2")
 ALWAYS_WINDOWED = ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
 WINDOWED = (*ALWAYS_WINDOWED, "qwen3", "qwen3_moe", "qwen2", "smollm3")
 SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
-SIGMOIDS = ("glm4_moe", "lfm2_moe")
+SIGMOIDS = ("glm4_moe", "lfm2_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v2")
+# Those with latent attention.
+LATENT = ("glm4_moe_lite", "deepseek_v3", "deepseek_v2")
 # Those whose configuration need not say how wide a head is.
 MAMBA = ("granitemoehybrid",)
 HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3", "olmo2", "olmo3", "exaone4")
@@ -63,6 +65,8 @@ def sizes(case: Case, r: random.Random) -> None:
 
 def heads(case: Case, r: random.Random) -> None:
     text = case.text
+    if case.architecture in LATENT:
+        return latent_heads(case, r)
     kv_heads = r.choice([1, 1, 2, 3, 4])
     text["num_key_value_heads"] = kv_heads
     text["num_attention_heads"] = kv_heads * r.choice([1, 2, 3, 4])
@@ -82,6 +86,22 @@ def heads(case: Case, r: random.Random) -> None:
         text["rotary_dim"] = r.choice([2, text["head_dim"] // 2, text["head_dim"]])
     if case.architecture == "llama" and r.random() < 0.3:
         text["num_key_value_heads"] = None
+
+
+def latent_heads(case: Case, r: random.Random) -> None:
+    text = case.text
+    text["num_attention_heads"] = text["num_key_value_heads"] = r.choice([1, 2, 3, 4, 6])
+    if case.architecture == "deepseek_v2":
+        text["hidden_size"] -= text["hidden_size"] % text["num_attention_heads"]
+        if r.random() < 0.3:
+            text["num_key_value_heads"] = None
+    text["q_lora_rank"] = r.choice([None, 16, 24, 40])
+    text["kv_lora_rank"] = r.choice([16, 32, 33, 64, 96])
+    text["qk_nope_head_dim"] = r.choice([8, 16, 17, 32, 64])
+    text["qk_rope_head_dim"] = r.choice([2, 4, 8, 16, 24])
+    text["v_head_dim"] = r.choice([8, 16, 20, 32, 48])
+    if case.architecture != "deepseek_v2" and r.random() < 0.2:
+        text["rope_interleave"] = r.choice([True, False])
 
 
 def hidden_act(case: Case, r: random.Random) -> None:
@@ -185,7 +205,7 @@ def sigmoid_experts(case: Case, r: random.Random) -> None:
     if case.architecture not in SIGMOIDS:
         return
     text, layers = case.text, case.text["num_hidden_layers"]
-    glm = case.architecture == "glm4_moe"
+    glm = case.architecture != "lfm2_moe"
     groups = r.choice([1, 1, 2, 3, 4]) if glm else 1
     size = r.choice([2, 3, 4, 5]) if groups > 1 else r.choice([1, 2, 4, 5, 8, 16])
     count = groups * size
@@ -200,8 +220,21 @@ def sigmoid_experts(case: Case, r: random.Random) -> None:
     if glm:
         text["n_group"], text["topk_group"] = groups, chosen
         text["n_shared_experts"] = r.choice([1, 1, 2])
+    if case.architecture == "glm4_moe":
         text["use_qk_norm"] = r.random() < 0.5
-    else:
+    if case.architecture == "glm4_moe_lite":
+        # transformers reads a list of its own; the number is mlx-lm's and llama.cpp's.
+        dense = text.pop("first_k_dense_replace")
+        if dense != 1 or r.random() < 0.5:
+            text["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+        if dense == 1 or r.random() < 0.5:
+            text["first_k_dense_replace"] = dense
+    if case.architecture == "deepseek_v2":
+        text["topk_method"] = r.choice(["greedy", "group_limited_greedy"])
+        text["norm_topk_prob"] = False
+        if text["topk_method"] == "greedy" and r.random() < 0.5:
+            text["n_group"] = text["topk_group"] = None
+    if not glm:
         text["use_expert_bias"] = r.random() < 0.8
 
 

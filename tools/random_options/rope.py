@@ -28,6 +28,9 @@ def option(case: Case, r: random.Random) -> None:
         text[r.choice(["rope_scaling", "rope_parameters"])] = body | maybe({"beta_fast": 32, "mscale": 1.0}, 0.5, r)
         return
     kind = r.choice(["default", "default", "longrope"] if case.architecture == "phi3" else KINDS)
+    if case.architecture == "deepseek_v2" and r.random() < 0.5:
+        # mlx-lm has nothing else.
+        kind = "yarn"
     # Only these models rotate a part of a head; for the others the factor is without effect, or does not fit.
     chance = 0.6 if case.architecture in PARTIAL else 0.15
     partial = r.choice([0.25, 0.25, 0.3, 0.5, 0.75, 1.0, 1]) if r.random() < chance else None

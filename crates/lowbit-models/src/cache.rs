@@ -21,7 +21,8 @@ pub enum LayerCache {
 }
 
 /// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, of
-/// [`Target::cache`](crate::Target::cache)'s type.
+/// [`Target::cache`](crate::Target::cache)'s type. Latents have one head of keys, and values
+/// without elements.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,
@@ -289,6 +290,31 @@ impl KvCache {
     ) -> Result<Self, KernelError> {
         let empty = || Tensor::allocate_zeros(&[kv_heads, 0, head_dim], dtype, device);
         Ok(Self { keys: empty()?, values: empty()? })
+    }
+
+    /// Of latents `[1, capacity, width]`, which are keys and values in one: there are no values
+    /// besides.
+    pub(crate) fn of_latents(width: usize, dtype: DType, device: &Device) -> Result<Self, KernelError> {
+        Ok(Self {
+            keys: Tensor::allocate_zeros(&[1, 0, width], dtype, device)?,
+            values: Tensor::allocate_zeros(&[1, 0, 0], dtype, device)?,
+        })
+    }
+
+    /// Writes latents `x`, `[T, 1, width]`, to `positions` of the cache. Returns the whole cache.
+    pub(crate) fn append_latents(&mut self, x: &Tensor, positions: &Tensor) -> Result<&Tensor, KernelError> {
+        ops::kv_append(&mut self.keys, x, positions)?;
+        Ok(&self.keys)
+    }
+
+    /// As [`Self::append_latents`] into the pages of a pool, all of which it returns.
+    pub(crate) fn append_latents_paged(
+        &mut self,
+        x: &Tensor,
+        PagedRows { positions, table, .. }: &PagedRows,
+    ) -> Result<&Tensor, KernelError> {
+        ops::kv_append_paged(&mut self.keys, table, x, positions)?;
+        Ok(&self.keys)
     }
 
     /// Writes `k`, normed and rotated as `keys` says, and `v`, both `[T, Hkv, head_dim]`, to

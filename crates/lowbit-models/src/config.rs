@@ -2,7 +2,7 @@ mod checks;
 mod per_layer;
 
 use crate::ModelError;
-use crate::arch::{self, Architecture, ModelType};
+use crate::arch::{self, Architecture, GgufFacts, ModelType};
 use crate::keys::{self, Absent, Key, ROPE, Role, Tables};
 use lowbit_files::{Checkpoint, Layout, gguf, shown};
 use serde_json::{Map, Value};
@@ -47,10 +47,7 @@ impl<'a> Config<'a> {
         let path = checkpoint.path().to_path_buf();
         if let Some(metadata) = checkpoint.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?.to_string();
-            let experts = metadata.find::<usize>(&format!("{architecture}.expert_count"))?;
-            let window = metadata.find::<usize>(&format!("{architecture}.attention.sliding_window"));
-            let windows = matches!(window, Ok(Some(1..)));
-            let found = arch::gguf(&architecture, experts.is_some_and(|experts| experts > 0), windows);
+            let found = arch::gguf(&architecture, gguf_facts(metadata, &architecture)?);
             let tables = found.map_or(&[][..], |found| found.gguf_keys);
             return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables }, found });
         }
@@ -442,6 +439,25 @@ impl<'a> Config<'a> {
         };
         Err(self.refuse(key, got, want))
     }
+}
+
+/// The facts of a GGUF file by which architectures with the same name are told apart.
+fn gguf_facts(metadata: &gguf::Metadata, architecture: &str) -> Result<GgufFacts, ModelError> {
+    let key = |name: &str| format!("{architecture}.{name}");
+    let experts = metadata.find::<usize>(&key("expert_count"))?;
+    let window = metadata.find::<usize>(&key("attention.sliding_window"));
+    let eps = metadata.find::<f64>(&key("attention.layer_norm_rms_epsilon")).ok().flatten();
+    let sigmoids = match metadata.find::<usize>(&key("expert_gating_func")).ok().flatten() {
+        // llama.cpp knows GLM-4.7-Flash by its vocabulary.
+        None | Some(0) => metadata.find::<usize>(&key("vocab_size")).ok().flatten() == Some(154_880),
+        Some(function) => function == 2,
+    };
+    Ok(GgufFacts {
+        experts: experts.is_some_and(|experts| experts > 0),
+        windows: matches!(window, Ok(Some(1..))),
+        sigmoids,
+        other_eps: eps.is_some_and(|eps| eps as f32 != 1e-6),
+    })
 }
 
 fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {

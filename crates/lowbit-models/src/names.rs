@@ -42,6 +42,34 @@ pub const ATTENTION: Names = &[INPUT_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ];
 /// q's rows, k's and v's after each other.
 pub const FUSED_QKV: Name<'_> = ("self_attn.qkv_proj", "attn_qkv");
 
+/// Queries from compressed ones, where these are compressed, and the norm between.
+pub const Q_A_PROJ: Name<'_> = ("self_attn.q_a_proj", "attn_q_a");
+pub const Q_A_NORM: Name<'_> = ("self_attn.q_a_layernorm", "attn_q_a_norm");
+pub const Q_B_PROJ: Name<'_> = ("self_attn.q_b_proj", "attn_q_b");
+/// The latents of keys and values, and the part of keys that is rotated; and the latents' norm.
+pub const KV_A_PROJ: Name<'_> = ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa");
+pub const KV_A_NORM: Name<'_> = ("self_attn.kv_a_layernorm", "attn_kv_a_norm");
+/// Keys and values of all heads from latents, a head's keys before its values: Hugging Face's, and
+/// that of old GGUF files.
+pub const KV_B_PROJ: Name<'_> = ("self_attn.kv_b_proj", "attn_kv_b");
+/// The same per head: latents from keys, `[heads, kv_lora_rank, qk_nope_head_dim]`, and values from
+/// latents.
+pub const EMBED_Q: Name<'_> = ("self_attn.embed_q", "attn_k_b");
+pub const UNEMBED_OUT: Name<'_> = ("self_attn.unembed_out", "attn_v_b");
+pub const LATENT_ATTENTION: Names = &[
+    INPUT_NORM,
+    Q_PROJ,
+    Q_A_PROJ,
+    Q_A_NORM,
+    Q_B_PROJ,
+    KV_A_PROJ,
+    KV_A_NORM,
+    KV_B_PROJ,
+    EMBED_Q,
+    UNEMBED_OUT,
+    O_PROJ,
+];
+
 pub const Q_NORM: Name<'_> = ("self_attn.q_norm", "attn_q_norm");
 pub const K_NORM: Name<'_> = ("self_attn.k_norm", "attn_k_norm");
 pub const HEAD_NORMS: Names = &[Q_NORM, K_NORM];

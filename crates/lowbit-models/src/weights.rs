@@ -285,6 +285,27 @@ impl<'a> Weights<'a> {
         Ok(self.named(name, weight))
     }
 
+    /// What `make` makes of a weight of `shape`, which it gets on the host: parts with names of
+    /// their own.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub(crate) fn parts<const N: usize>(
+        &self,
+        name: Name<'_>,
+        shape: &[usize],
+        names: [Name<'_>; N],
+        make: impl FnOnce(&QuantizedTensor) -> Result<Vec<QuantizedTensor>, KernelError>,
+    ) -> Result<[Named<QuantizedTensor>; N], ModelError> {
+        let whole = self.name(name.0, name.1);
+        let parts = make(&self.mapped_matrix(name, shape)?);
+        let parts = parts.map_err(|error| self.weight_error(&whole, error))?;
+        let moved =
+            names.iter().zip(parts).map(|(name, part)| Ok(self.named(*name, self.moved(&whole, part)?)));
+        let moved = moved.collect::<Result<Vec<_>, ModelError>>()?;
+        Ok(moved.try_into().expect("one for each name"))
+    }
+
     /// With its full name.
     fn named<T>(&self, (json, gguf): Name<'_>, value: T) -> Named<T> {
         Named { name: self.name(json, gguf).into(), value }
@@ -500,7 +521,7 @@ impl<'a> Weights<'a> {
     }
 
     /// True if weights are looked at and never computed with.
-    fn looks_only(&self) -> bool {
+    pub(crate) fn looks_only(&self) -> bool {
         self.target.outline || matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run())
     }
 

@@ -1,4 +1,5 @@
-//! Configurations of Olmo, EXAONE, Hunyuan and MiniMax that peers understand otherwise are refused.
+//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, DeepSeek and GLM-4.7-Flash that peers
+//! understand otherwise are refused.
 
 use serde_json::{Map, Value, json};
 use tiny::{Tiny, logits};
@@ -126,4 +127,48 @@ fn minimax_says_how_many_elements_are_rotated() {
     assert_refused("minimax_m2", &other, ["rotary_dim is 12", "partial_rotary_factor makes 6"]);
     assert_refused("minimax_m2", &set("rotary_dim", json!(26)), ["partial_rotary_factor", "24 elements"]);
     assert_refused("minimax_m2", &set("scoring_func", json!("softmax")), ["scoring_func", "sigmoid"]);
+}
+
+#[test]
+fn latent_attention() {
+    let plain = changed("deepseek_v3", &|_| ()).unwrap();
+    let scaled = |key: &'static str, value: f64| {
+        move |config: &mut Map<String, Value>| config["rope_scaling"][key] = json!(value)
+    };
+    // Beside the rotated part, mscale_all_dim sharpens all scores.
+    let both = |config: &mut Map<String, Value>| {
+        scaled("mscale", 0.5)(config);
+        scaled("mscale_all_dim", 0.5)(config);
+    };
+    assert_ne!(changed("deepseek_v3", &both).unwrap(), plain);
+    assert_ne!(changed("deepseek_v3", &set("rope_interleave", json!(false))).unwrap(), plain);
+    for key in ["qk_head_dim", "head_dim", "num_nextn_predict_layers", "ep_size"] {
+        assert_eq!(changed("deepseek_v3", &set(key, json!(77))).unwrap(), plain);
+    }
+    let null = set("num_key_value_heads", Value::Null);
+    assert_eq!(changed("deepseek_v3", &null).unwrap(), plain);
+    let heads = set("num_key_value_heads", json!(3));
+    assert_refused("deepseek_v3", &heads, ["num_key_value_heads is 3", "each of the 6 query heads"]);
+    let kimi = set("model_type", json!("kimi_k2"));
+    assert_eq!(changed("deepseek_v3", &kimi).unwrap(), plain);
+    let method = set("topk_method", json!("other"));
+    assert_refused("deepseek_v2", &method, ["topk_method is other", "group_limited_greedy"]);
+    let groups = changed("deepseek_v2", &|_| ()).unwrap();
+    assert_ne!(changed("deepseek_v2", &set("topk_method", json!("greedy"))).unwrap(), groups);
+}
+
+#[test]
+fn layers_of_glm_4_7_without_experts() {
+    let plain = changed("glm4_moe_lite", &|_| ()).unwrap();
+    let listed = |kinds: Value| set("mlp_layer_types", kinds);
+    let same = listed(json!(["dense", "sparse", "sparse"]));
+    assert_eq!(changed("glm4_moe_lite", &same).unwrap(), plain);
+    let absent = |config: &mut Map<String, Value>| drop(config.remove("first_k_dense_replace"));
+    assert_eq!(changed("glm4_moe_lite", &absent).unwrap(), plain);
+    let other = listed(json!(["sparse", "dense", "sparse"]));
+    assert_refused("glm4_moe_lite", &other, ["first_k_dense_replace is 1", "mlp_layer_types"]);
+    let short = listed(json!(["dense"]));
+    assert_refused("glm4_moe_lite", &short, ["mlp_layer_types is a list of 1", "num_hidden_layers is 3"]);
+    let odd = listed(json!(["dense", "x", "sparse"]));
+    assert_refused("glm4_moe_lite", &odd, ["mlp_layer_types[1]", "dense and sparse"]);
 }

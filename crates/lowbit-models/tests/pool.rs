@@ -16,20 +16,21 @@ use support::{load, root};
 /// Tokens of the models' contexts that tests use.
 const CONTEXT: usize = 320;
 
-/// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, norms in all places.
-/// On a GPU all of them, or on software that stands for one the second and the last.
+/// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, norms in all places,
+/// latents. On a GPU all of them, or on software that stands for one the last three.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
     let experts = "qwen3_5_moe-mlx-4bit";
-    let names = ["qwen3", "qwen3_5", experts, "gpt_oss", "gemma3", "olmo3", "hunyuan", "granite_hybrid"];
+    let states = ["qwen3_5", "granite_hybrid", "deepseek_v3"];
+    let names = [&["qwen3", experts, "gpt_oss", "gemma3", "olmo3", "hunyuan"][..], &states].concat();
     #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
     let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     {
         let device = support::gpu();
-        let is_taken = |name: &&&str| !support::is_software(&device) || [names[1], names[7]].contains(name);
+        let is_taken = |name: &&&str| !support::is_software(&device) || states.contains(name);
         models.extend(names.iter().filter(is_taken).map(|name| small(name, &device)));
     }
     models

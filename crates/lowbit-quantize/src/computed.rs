@@ -7,8 +7,8 @@ use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DecoderConfig, FeedforwardSpec, Mamba2Config, MixerSpec, MlpConfig, MoeConfig,
-    QueryScale, RopeKind, rope_params, rope_params_of,
+    AttentionConfig, DecoderConfig, FeedforwardSpec, LatentAttentionConfig, Mamba2Config, MixerSpec, MlpConfig,
+    MoeConfig, QueryScale, RopeKind, rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -86,15 +86,18 @@ impl<'a> Computed<'a> {
     pub fn mamba(&self) -> Option<&Mamba2Config> {
         self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
             MixerSpec::Mamba2(mamba) => Some(mamba),
-            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) => None,
+            _ => None,
         })
     }
 
-    /// Elements of an attention head.
+    /// Elements of an attention head; of latent attention, those that are rotated.
     ///
     /// # Errors
     /// As [`Config::size`].
     pub fn head_dim(&self) -> Result<usize, QuantizeError> {
+        if let Some(latents) = self.latents() {
+            return Ok(latents.qk_rope_head_dim);
+        }
         Ok(match self.config.optional_size("head_dim", "attention.key_length")? {
             Some(dim) => dim,
             None => self.decoder().hidden_size / self.heads()?,
@@ -119,6 +122,9 @@ impl<'a> Computed<'a> {
     /// # Errors
     /// As [`Config::size`].
     pub fn key_heads(&self) -> Result<usize, QuantizeError> {
+        if self.latents().is_some() {
+            return self.heads();
+        }
         self.config.key_heads()?.map_or_else(|| self.heads(), Ok)
     }
 
@@ -171,7 +177,15 @@ impl<'a> Computed<'a> {
     pub fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.outline.spec().layers.iter().filter_map(|layer| match &layer.mixer {
             MixerSpec::Attention(attention) => Some(attention),
-            MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) | MixerSpec::Mamba2(_) => None,
+            _ => None,
+        })
+    }
+
+    /// The layers' latent attention, which is the same in all layers.
+    pub fn latents(&self) -> Option<&LatentAttentionConfig> {
+        self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::LatentAttention(latents) => Some(latents),
+            _ => None,
         })
     }
 

@@ -8,7 +8,8 @@ use lowbit_kernels::ops::{HeadMap, LongRope, Rope, RopeParams, RopeScaling, Yarn
 use lowbit_models::arch::{WindowKeys, Windows};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DeltaNetConfig, FeedforwardSpec, LayerSpec, MixerSpec, MoeConfig, Multipliers,
+    AttentionConfig, DeltaNetConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, MixerSpec, MoeConfig,
+    Multipliers,
 };
 use lowbit_models::names::{A_LOG, MAMBA_IN, Name, ROUTER, SHORT_CONV};
 use serde_json::{Map, Value as Json, json};
@@ -73,9 +74,12 @@ impl TextConfig<'_> {
             ("max_position_embeddings", decoder.max_position_embeddings),
             ("num_attention_heads", source.heads()?),
             ("num_key_value_heads", source.key_heads()?),
-            ("head_dim", source.head_dim()?),
         ] {
             self.put(key, size);
+        }
+        match source.latents() {
+            Some(latents) => self.latents(latents),
+            None => self.put("head_dim", source.head_dim()?),
         }
         match keys::role(source.text_type().tables, "hidden_activation") {
             Some(_) => self.put("hidden_activation", "gelu_pytorch_tanh"),
@@ -112,13 +116,27 @@ impl TextConfig<'_> {
         if self.has(A_LOG) { self.delta_net() } else { Ok(()) }
     }
 
+    /// The sizes of latent attention.
+    fn latents(&mut self, latents: &LatentAttentionConfig) {
+        self.json.remove("head_dim");
+        for (key, size) in [
+            ("q_lora_rank", latents.q_lora_rank),
+            ("kv_lora_rank", Some(latents.kv_lora_rank)),
+            ("qk_nope_head_dim", Some(latents.qk_nope_head_dim)),
+            ("qk_rope_head_dim", Some(latents.qk_rope_head_dim)),
+            ("v_head_dim", Some(latents.v_head_dim)),
+        ] {
+            self.put(key, size);
+        }
+    }
+
     /// The layers that are short convolutions, and the MLP's size, which mlx-lm may adjust.
     fn short_convolutions(&mut self) -> Result<(), QuantizeError> {
         let source = self.source;
         let layers = source.outline.spec().layers.iter();
         let kind = |layer: &LayerSpec| match layer.mixer {
             MixerSpec::ShortConv(_) => "conv",
-            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) | MixerSpec::Mamba2(_) => "full_attention",
+            _ => "full_attention",
         };
         self.put("layer_types", layers.map(kind).collect::<Vec<_>>());
         self.json.remove("full_attn_idxs");
@@ -316,6 +334,14 @@ impl TextConfig<'_> {
         let layers = &self.source.outline.spec().layers;
         let is_dense = |layer: &&LayerSpec| matches!(layer.feedforward, FeedforwardSpec::Dense(_));
         let dense = layers.iter().take_while(is_dense).count();
+        if self.source.computes("mlp_layer_types") {
+            let kind = |layer: &LayerSpec| if is_dense(&layer) { "dense" } else { "sparse" };
+            self.put("mlp_layer_types", layers.iter().map(kind).collect::<Vec<_>>());
+        }
+        if self.source.computes("topk_method") {
+            let grouped = moe.router.n_group > 1;
+            self.put("topk_method", if grouped { "group_limited_greedy" } else { "greedy" });
+        }
         let shared = moe.shared_expert_intermediate_size / moe.moe_intermediate_size;
         let normed = self.source.attention().any(|attention| attention.head_norm.is_some());
         for (key, value) in [
@@ -530,7 +556,15 @@ impl TextConfig<'_> {
             }
         }
         let given = |scale: Option<f64>| scale.filter(|&scale| scale != 0.0);
-        if let (None, Some(one), Some(all)) =
+        let all = given(yarn.mscale_all_dim).filter(|_| self.source.latents().is_some());
+        if let (Some(all), true) = (all, yarn.factor > 1.0) {
+            // The factor of scores follows from it; mscale then says the rotated part's own.
+            let mscale = |scale: f64| 0.1 * scale * yarn.factor.ln() + 1.0;
+            let one = (f64::from(attention_factor) * mscale(all) - 1.0) / (0.1 * yarn.factor.ln());
+            let one = given(yarn.mscale).filter(|_| yarn.attention_factor.is_none()).unwrap_or(one);
+            section.insert("mscale".into(), self.number("mscale", one)?);
+            section.insert("mscale_all_dim".into(), self.number("mscale_all_dim", all)?);
+        } else if let (None, Some(one), Some(all)) =
             (yarn.attention_factor, given(yarn.mscale), given(yarn.mscale_all_dim))
         {
             section.insert("mscale".into(), self.number("mscale", one)?);

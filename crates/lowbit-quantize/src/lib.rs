@@ -9,6 +9,7 @@ mod exact;
 mod from_gguf;
 mod gguf;
 mod heads;
+mod latents;
 mod learn;
 mod left_out;
 mod mlx;

@@ -6,6 +6,7 @@ use crate::computed::Computed;
 use crate::config_json::{TextConfig, wrapped};
 use crate::converted::Converted;
 use crate::from_gguf;
+use crate::latents::{self, Latents};
 use crate::left_out::extras;
 use crate::mlx_lm;
 use crate::source::Source;
@@ -25,7 +26,7 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let Converted { config, tensors, mut warnings } = match checkpoint.metadata() {
         Some(metadata) => from_gguf::convert(computed, metadata)?,
         None => {
-            let mut tensors = targets(checkpoint, &Known::new(computed)?)?;
+            let mut tensors = targets(checkpoint, &Known::new(computed, Layout::Mlx)?)?;
             for tensor in &mut tensors {
                 tensor.name =
                     in_layer(&tensor.name, |name| computed.architecture.stored_name(name, Layout::Mlx));
@@ -34,6 +35,7 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
         }
     };
     warnings.extend(mlx_lm::differences(computed)?);
+    warnings.extend(latents::other_eps(computed, Layout::Mlx));
     Ok(Converted { config, tensors, warnings })
 }
 
@@ -89,12 +91,14 @@ pub struct Known {
     pub predictors: usize,
     /// The layout that the tensors are for.
     pub target: Layout,
+    /// The projections from latents, if that layout has them per head.
+    pub latents: Option<Latents>,
 }
 
 impl Known {
     /// # Errors
     /// As [`lowbit_models::Config::size`].
-    pub fn new(computed: &Computed<'_>) -> Result<Self, QuantizeError> {
+    pub fn new(computed: &Computed<'_>, target: Layout) -> Result<Self, QuantizeError> {
         let decoder = computed.decoder();
         let key = computed.experts_key();
         let experts = match computed.config.computes(key) {
@@ -109,7 +113,8 @@ impl Known {
             experts: experts.unwrap_or(0),
             tied,
             predictors: 0,
-            target: Layout::Mlx,
+            target,
+            latents: Latents::per_head(computed, target),
         })
     }
 }
@@ -144,6 +149,16 @@ pub fn targets(checkpoint: &Checkpoint, known: &Known) -> Result<Vec<Tensor>, Qu
     let mut targets = vec![];
     for view in checkpoint.tensors().iter().filter(|view| names.is_kept(&view.name)) {
         names.rename(view, &mut targets)?;
+    }
+    if let Some(latents) = known.latents {
+        let mut split = Vec::with_capacity(targets.len());
+        for target in targets {
+            match latents.split(&target)? {
+                Some(parts) => split.extend(parts),
+                None => split.push(target),
+            }
+        }
+        targets = split;
     }
     targets.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(targets)
@@ -429,6 +444,7 @@ mod tests {
                 tied: false,
                 predictors: 0,
                 target: Layout::Mlx,
+                latents: None,
             };
             let targets = targets(&Checkpoint::open(folder.path()).unwrap(), &known).unwrap();
             assert_eq!(

@@ -44,7 +44,12 @@ fn routers(computed: &Computed<'_>, MoeConfig { router, .. }: &MoeConfig, found:
 
 fn rotary(computed: &Computed<'_>, found: &mut Vec<String>) -> Result<(), QuantizeError> {
     let scaling = computed.rope()?.scaling;
+    let wants_yarn = computed.architecture.conversion.latents.is_some_and(|latents| latents.mlx_wants_yarn);
     let kind = match &scaling {
+        RopeScaling::None if wants_yarn => {
+            found.push("mlx-lm wants YaRN of this architecture: it does not read the checkpoint".into());
+            return Ok(());
+        }
         RopeScaling::None => return Ok(()),
         RopeScaling::Linear { .. } => "linear",
         RopeScaling::Llama3(_) => "llama3",

@@ -103,7 +103,7 @@ impl Plan {
         let computed = Computed::new(checkpoint)?;
         let Converted { config, tensors, warnings } = mlx::convert(&computed)?;
         let companions = checkpoint.companions()?;
-        let types = Types::new(checkpoint.layout(), &config, &tensors);
+        let types = Types::new(&computed, &config, &tensors);
         Rule::check(rules, tensors.iter().filter_map(|tensor| types.module(tensor)))?;
         let mut fallbacks = vec![];
         let job = |tensor| Job::new(tensor, &types, (format, rules), &mut fallbacks);
@@ -304,6 +304,9 @@ struct Types {
 /// The name of that bias.
 const CHOICE: &str = ".e_score_correction_bias";
 
+/// The weight of a router.
+const ROUTER_WEIGHT: &str = ".mlp.gate.weight";
+
 /// The tensors that keep their type.
 const KEPT: [&str; 3] = ["A_log", CHOICE, ".expert_bias"];
 
@@ -311,14 +314,18 @@ const KEPT: [&str; 3] = ["A_log", CHOICE, ".expert_bias"];
 const LAST_NORMS: [&str; 2] = ["model.norm.weight", "model.embedding_norm.weight"];
 
 impl Types {
-    fn new(layout: Layout, config: &Value, tensors: &[Tensor]) -> Self {
+    fn new(computed: &Computed<'_>, config: &Value, tensors: &[Tensor]) -> Self {
         let configured = stored_dtype(config);
         let norm = tensors.iter().find_map(|tensor| match tensor.source.format {
             Format::Float(float) if LAST_NORMS.iter().any(|norm| tensor.name.ends_with(norm)) => Some(float),
             _ => None,
         });
-        let all = configured.filter(|_| layout != Layout::Mlx);
-        let routers = tensors.iter().filter_map(|tensor| tensor.name.strip_suffix(CHOICE));
+        let all = configured.filter(|_| computed.checkpoint.layout() != Layout::Mlx);
+        // Those of DeepSeek V2 have none, and are no linear layers, either.
+        let own = if computed.architecture.conversion.latents.is_some() { ROUTER_WEIGHT } else { CHOICE };
+        let parameter = own.rsplit_once('.').map_or(own, |(_, parameter)| parameter);
+        let routers = tensors.iter().filter(|tensor| tensor.name.ends_with(own));
+        let routers = routers.filter_map(|tensor| tensor.name.strip_suffix(parameter)?.strip_suffix('.'));
         let plain_routers = routers.map(str::to_string).collect();
         Self { all, scales: all.or(norm).or(configured).unwrap_or(FloatType::BF16), plain_routers }
     }

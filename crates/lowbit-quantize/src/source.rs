@@ -116,6 +116,11 @@ impl Source {
         self.pieces.iter().all(|piece| piece.format == format)
     }
 
+    /// The length of a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.pieces.iter().map(|piece| piece.rows).sum()

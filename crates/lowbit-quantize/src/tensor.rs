@@ -22,6 +22,10 @@ pub struct Change {
     pub rows: Option<Vec<usize>>,
     /// The place in the source's row for each value; `None` for the same order.
     pub columns: Option<Vec<usize>>,
+    /// Rows are columns of the source's rows; the two above are `None` then.
+    pub turned: Option<Turned>,
+    /// Further rows come from another source; the three above are `None` then.
+    pub joined: Option<Joined>,
     /// 1 is added, for a norm that is stored as `w - 1`. The sum is rounded to [`Self::sum`].
     pub add_one: bool,
     /// The type that sums with 1 are rounded to.
@@ -30,6 +34,68 @@ pub struct Change {
     pub function: Function,
     /// The type that values are rounded to in the end.
     pub rounded: FloatType,
+}
+
+/// Transposed blocks of rows: of each `stride` rows of the source the first `rows`, whose columns
+/// are the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turned {
+    pub rows: usize,
+    pub stride: usize,
+}
+
+impl Turned {
+    /// The values of the rows from `first` on, of as many values each as a block has rows.
+    fn values(self, source: &Source, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
+        let columns = source.k();
+        let mut block = vec![0.0; self.rows * columns];
+        let mut decoded = None;
+        for (row, out) in (first..).zip(out.chunks_exact_mut(self.rows)) {
+            let (head, column) = (row / columns, row % columns);
+            if decoded.replace(head) != Some(head) {
+                source.decode(head * self.stride, &mut block)?;
+            }
+            let values = block.iter().skip(column).step_by(columns);
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = *value);
+        }
+        Ok(())
+    }
+}
+
+/// Rows between those of the source: before each `rows` of these the columns of a block of rows of
+/// another one.
+#[derive(Clone, Debug)]
+pub struct Joined {
+    pub rows: usize,
+    /// Blocks of as many rows as a row here has values.
+    pub turned: Source,
+}
+
+impl Joined {
+    /// The values of the rows from `first` on, which are of `k` values each.
+    fn values(
+        &self,
+        source: &Source,
+        (first, k): (usize, usize),
+        out: &mut [f32],
+    ) -> Result<(), FormatError> {
+        let columns = self.turned.k();
+        let mut block = vec![0.0; k * columns];
+        let mut decoded = None;
+        for (row, out) in (first..).zip(out.chunks_exact_mut(k)) {
+            let (head, place) = (row / (columns + self.rows), row % (columns + self.rows));
+            if let Some(row) = place.checked_sub(columns) {
+                source.decode(head * self.rows + row, out)?;
+                continue;
+            }
+            if decoded.replace(head) != Some(head) {
+                self.turned.decode(head * k, &mut block)?;
+            }
+            let values = block.iter().skip(place).step_by(columns);
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = *value);
+        }
+        Ok(())
+    }
 }
 
 /// A function of a value. It is computed in f64, so that the result is the nearest f32 however a
@@ -61,7 +127,16 @@ impl Default for Change {
     /// None.
     fn default() -> Self {
         let (rows, columns, sum, rounded) = (None, None, FloatType::F32, FloatType::F32);
-        Self { rows, columns, add_one: false, sum, function: Function::Same, rounded }
+        Self {
+            rows,
+            columns,
+            turned: None,
+            joined: None,
+            add_one: false,
+            sum,
+            function: Function::Same,
+            rounded,
+        }
     }
 }
 
@@ -120,10 +195,12 @@ impl Tensor {
 
     /// The values of the rows from `first` on, as many as `out` holds.
     pub fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
-        let Change { rows, columns, add_one, sum, function, rounded } = &self.change;
-        match rows {
-            None => self.source.decode(first, out)?,
-            Some(rows) => {
+        let Change { rows, columns, turned, joined, add_one, sum, function, rounded } = &self.change;
+        match (rows, turned, joined) {
+            (_, _, Some(joined)) => joined.values(&self.source, (first, self.k()), out)?,
+            (None, Some(turned), None) => turned.values(&self.source, first, out)?,
+            (None, None, None) => self.source.decode(first, out)?,
+            (Some(rows), _, None) => {
                 for (row, out) in rows[first..].iter().zip(out.chunks_exact_mut(self.k())) {
                     self.source.decode(*row, out)?;
                 }
@@ -214,16 +291,22 @@ impl Tensor {
 
     /// True if what is stored is quantised in `format` already, and nothing is done to its values.
     fn keeps_bytes(&self, format: Format) -> bool {
-        let Change { rows, columns, add_one, function, .. } = &self.change;
-        let changes = rows.is_some() || columns.is_some() || *add_one || *function != Function::Same;
+        let Change { rows, columns, turned, joined, add_one, function, .. } = &self.change;
+        let ordered = rows.is_some() || columns.is_some() || turned.is_some() || joined.is_some();
+        let changes = ordered || *add_one || *function != Function::Same;
         !matches!(format, Format::Float(_)) && self.source.is_in(format) && !changes
     }
 
     /// The rows from `first` on in blocks of `format`, if these hold `values` exactly: with the
     /// codes and scales that the source has.
     fn exactly(&self, format: Format, first: usize, values: &[f32]) -> Result<Option<Vec<u8>>, FormatError> {
-        let Self { source, change: Change { rows, columns, add_one, function, .. }, .. } = self;
-        let changes = columns.is_some() || *add_one || *function != Function::Same;
+        let Self { source, change: Change { rows, columns, turned, joined, add_one, function, .. }, .. } =
+            self;
+        let changes = columns.is_some()
+            || turned.is_some()
+            || joined.is_some()
+            || *add_one
+            || *function != Function::Same;
         if changes || !exact::may_hold(format, source.format) || !source.is_in(source.format) {
             return Ok(None);
         }

@@ -53,6 +53,84 @@ fn glm_4_5() {
 }
 
 #[test]
+fn latent_attention() {
+    for name in ["glm4_moe_lite", "deepseek_v3"] {
+        let warnings = every_layout_computes_the_same(name, |_| ());
+        assert!(warnings.iter().all(|warning| warning.contains("multi-token prediction")), "{warnings:?}");
+        // mlx-lm has the projections from latents per head.
+        let (folder, source) = changed(name, |_| ());
+        let made = folder.path().join("made");
+        to(&source, &made, &plain()).unwrap();
+        let checkpoint = Checkpoint::open(&made).unwrap();
+        let shape = |module: &str| {
+            let found = checkpoint.tensors().get(&format!("model.layers.1.self_attn.{module}.weight"));
+            found.map(|view| view.shape.clone())
+        };
+        let sizes = ["num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"];
+        let [heads, rank, keys, values] =
+            sizes.map(|key| checkpoint.config().unwrap()[key].as_u64().unwrap() as usize);
+        assert_eq!(shape("embed_q"), Some(vec![heads, rank, keys]));
+        assert_eq!(shape("unembed_out"), Some(vec![heads, values, rank]));
+        assert_eq!(shape("kv_b_proj"), None);
+    }
+    // Without compressed queries, experts in all layers but the first.
+    every_layout_computes_the_same("deepseek_v3", |config| {
+        config["n_group"] = 1.into();
+        config["topk_group"] = 1.into();
+        config["rope_scaling"] = Value::Null;
+    });
+    every_layout_computes_the_same("glm4_moe_lite", |config| {
+        config["mlp_layer_types"] = json!(["dense", "sparse", "sparse"]);
+    });
+    // llama.cpp scales what is not rotated by the rotary embedding's own factor, too.
+    let (folder, source) = changed("deepseek_v3", |config| config["rope_scaling"]["mscale"] = 0.5.into());
+    let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("factor"), "{error}");
+    // Neighbours make pairs there.
+    let (folder, source) = changed("deepseek_v3", |config| config["rope_interleave"] = false.into());
+    let error = to(&source, &folder.path().join("made"), &plain()).unwrap_err();
+    assert!(error.contains("rotated pairs"), "{error}");
+}
+
+#[test]
+fn deepseek_v2() {
+    let (folder, source) = changed("deepseek_v2", |config| {
+        config["topk_method"] = "greedy".into();
+    });
+    let made = |name: &str| folder.path().join(name);
+    let want = logits(&source);
+    to(&source, &made("a.gguf"), &gguf()).unwrap();
+    to(&source, &made("b"), &plain()).unwrap();
+    to(&made("b"), &made("c.gguf"), &gguf()).unwrap();
+    to(&made("a.gguf"), &made("d"), &plain()).unwrap();
+    for name in ["a.gguf", "b", "c.gguf", "d"] {
+        let apart = apart(&want, &logits(&made(name)));
+        assert!(apart <= 1e-5, "{name} is {apart} apart");
+    }
+    // llama.cpp takes other groups than transformers and mlx-lm.
+    let (_folder, source) = changed("deepseek_v2", |_| ());
+    to(&source, &made("e"), &plain()).unwrap();
+    assert!(apart(&logits(&source), &logits(&made("e"))) <= 1e-5);
+    let error = to(&source, &made("f.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("expert_group_count"), "{error}");
+}
+
+#[test]
+fn norms_of_latents_with_another_eps_are_named() {
+    let (folder, source) = changed("glm4_moe_lite", |config| config["rms_norm_eps"] = 1e-5.into());
+    for (output, recipe, peer) in [("made", plain(), "mlx-lm"), ("made.gguf", gguf(), "llama.cpp")] {
+        let summary = to(&source, &folder.path().join(output), &recipe).unwrap();
+        let want = format!("{peer} adds 0.00001 in the norms of compressed queries");
+        assert!(summary.warnings.iter().any(|text| text.contains(&want)), "{:?}", summary.warnings);
+    }
+    // A GGUF file with it is GLM's in MLX's layout, since DeepSeek V3's cannot say it.
+    let made = folder.path().join("again");
+    let summary = to(&folder.path().join("made.gguf"), &made, &plain()).unwrap();
+    assert!(!summary.warnings.iter().any(|text| text.contains("in the norms")), "{:?}", summary.warnings);
+    assert_eq!(Checkpoint::open(&made).unwrap().config().unwrap()["model_type"], "glm4_moe_lite");
+}
+
+#[test]
 fn lfm2() {
     every_layout_computes_the_same("lfm2", |_| ());
     every_layout_computes_the_same("lfm2", |config| {

@@ -21,6 +21,7 @@ pub mod gated_delta_rule;
 pub mod kv_append;
 pub mod kv_gather;
 pub mod l2_norm;
+pub mod latent_attention;
 pub mod logit_bias;
 pub mod logit_mask;
 pub mod pages;
@@ -40,9 +41,13 @@ pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, Rule, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
-pub use kv_append::kv_append;
+pub use kv_append::{kv_append, kv_append_paged};
 pub use kv_gather::kv_gather;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
+pub use latent_attention::{
+    LatentAttentionGradient, LatentAttentionParams, latent_attention, latent_attention_backward,
+    latent_attention_paged,
+};
 pub use logit_bias::{LogitBias, logit_bias};
 pub use logit_mask::{LogitMask, logit_mask};
 pub use pages::{PAGE_TOKENS, Pages, PagesMut, gather_pages};

@@ -105,14 +105,19 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     })
 }
 
+/// Experts that are chosen by sigmoids with a bias.
+pub(super) fn experts(config: &Config<'_>, weights: &Weights<'_>) -> Result<MoeConfig, ModelError> {
+    let moe = with_shared(config, weights)?.with_sigmoids(config, 1e-20)?;
+    Ok(MoeConfig { selection_bias: true, ..moe })
+}
+
 /// The experts, and as the shared one all shared experts beside each other.
-fn experts(config: &Config<'_>, weights: &Weights<'_>) -> Result<MoeConfig, ModelError> {
+pub(super) fn with_shared(config: &Config<'_>, weights: &Weights<'_>) -> Result<MoeConfig, ModelError> {
     let count = config.size("n_routed_experts", "expert_count")?;
     let inner = config.size("moe_intermediate_size", "expert_feed_forward_length")?;
     let shared = config.size("n_shared_experts", "expert_shared_count")?;
-    let moe = MoeConfig::of(config, count, inner)?.with_sigmoids(config, 1e-20)?;
+    let moe = MoeConfig::of(config, count, inner)?;
     Ok(MoeConfig {
-        selection_bias: true,
         shared_expert_intermediate_size: weights
             .product(["moe_intermediate_size", "n_shared_experts"], [inner, shared])?,
         shared_expert_gate: false,

@@ -3,6 +3,7 @@
 //! about a model's checkpoints stands here.
 
 mod biases;
+mod deepseek;
 pub use biases::{Biases, Promise};
 mod exaone4;
 mod gemma3;
@@ -36,7 +37,7 @@ use crate::layers::{
     AttentionConfig, Decoder, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec,
     MlpConfig, Multipliers,
 };
-use crate::names::{NORM, Names, ROUTER};
+use crate::names::{NORM, Names, ROUTER, SELECTION_BIAS};
 use crate::{Config, ModelError, Weights};
 use lowbit_files::{Layout, shown};
 use lowbit_kernels::ops::RopeLayout;
@@ -114,6 +115,8 @@ pub struct Conversion {
     pub fused_delta_nets: bool,
     /// Hugging Face has the layers that predict further tokens behind the others, as GGUF does.
     pub predicts_in_layers: bool,
+    /// Attention is multi-head latent attention: how its layouts differ.
+    pub latents: Option<Latents>,
     /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
     pub mlx_aliases: &'static [Alias],
     /// The parts of it that mlx-lm computes.
@@ -138,6 +141,30 @@ impl MlxLm {
     pub const UNSCALED: Self = Self { rope_types: Some(&[]), ..Self::ALL };
     /// Neither those nor a tied output layer.
     pub const UNSCALED_UNTIED: Self = Self { never_ties: true, ..Self::UNSCALED };
+}
+
+/// The differences between the layouts of multi-head latent attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Latents {
+    /// MLX has the projections from latents per head, in the form that is computed with; Hugging
+    /// Face has them in one matrix.
+    pub mlx_per_head: bool,
+    /// mlx-lm's norms of compressed queries and of latents have the model's eps, as llama.cpp's do;
+    /// those of transformers have 1e-6.
+    pub mlx_has_eps: bool,
+    /// mlx-lm fails without YaRN.
+    pub mlx_wants_yarn: bool,
+}
+
+impl Latents {
+    /// The eps of those norms in a checkpoint of this layout, whose model has `eps`.
+    pub fn norm_eps(&self, layout: Layout, eps: f32) -> f32 {
+        match layout {
+            Layout::Gguf => eps,
+            Layout::Mlx if self.mlx_has_eps => eps,
+            Layout::Mlx | Layout::HuggingFace => 1e-6,
+        }
+    }
 }
 
 /// Windows that only some layers have.
@@ -183,6 +210,7 @@ impl Conversion {
         tiled_value_heads: false,
         fused_delta_nets: false,
         predicts_in_layers: false,
+        latents: None,
         mlx_aliases: &[],
         mlx_lm: MlxLm::ALL,
     };
@@ -337,14 +365,40 @@ pub const ARCHITECTURES: &[Architecture] = &[
     exaone4::EXAONE4,
     hunyuan::HUNYUAN,
     minimax_m2::MINIMAX_M2,
+    // All three are called deepseek2 in GGUF.
+    deepseek::DEEPSEEK_V2,
+    deepseek::DEEPSEEK_V3,
+    deepseek::GLM4_MOE_LITE,
 ];
 
-/// The architecture that GGUF calls `name`, with experts or without, with windows in some layers or
-/// without: Mixtral has Llama's name, and Olmo 3 that of Olmo 2.
-pub fn gguf(name: &str, experts: bool, windows: bool) -> Option<&'static Architecture> {
+/// The facts of a GGUF file by which architectures with the same name are told apart.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct GgufFacts {
+    pub experts: bool,
+    /// Some layers have windows.
+    pub windows: bool,
+    /// Experts are chosen by sigmoids.
+    pub sigmoids: bool,
+    /// The norms' eps is not 1e-6.
+    pub other_eps: bool,
+}
+
+/// The architecture that GGUF calls `name`: Mixtral has Llama's name, Olmo 3 that of Olmo 2, and
+/// DeepSeek V3 and GLM-4.7-Flash have that of DeepSeek V2.
+pub fn gguf(name: &str, facts: GgufFacts) -> Option<&'static Architecture> {
     let lacks = |architecture: &&'static Architecture| {
         let no_windows = architecture.conversion.windows.is_none();
-        (experts && architecture.gguf_name(ROUTER.0).is_none(), windows && no_windows)
+        let no_sigmoids = architecture.gguf_name(SELECTION_BIAS.0).is_none();
+        let latents = architecture.conversion.latents;
+        // MLX's checkpoints of DeepSeek V3 cannot say another eps.
+        let no_eps = latents.is_some_and(|latents| !latents.mlx_has_eps);
+        (
+            facts.experts && architecture.gguf_name(ROUTER.0).is_none(),
+            facts.windows && no_windows,
+            latents.is_some() && facts.sigmoids == no_sigmoids,
+            facts.other_eps && no_eps,
+        )
     };
     ARCHITECTURES.iter().filter(|architecture| architecture.gguf == name).min_by_key(lacks)
 }

@@ -54,6 +54,34 @@ impl Config<'_> {
         }
     }
 
+    /// The kinds of all `layers` layers that a list of `config.json` says: one of `kinds` each.
+    /// `None` where it is absent.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for no list, one of another length, and other kinds.
+    pub fn kinds(
+        &self,
+        json: &str,
+        layers: usize,
+        kinds: &[&'static str],
+    ) -> Result<Option<Vec<&'static str>>, ModelError> {
+        let Some(value) = self.json(json)? else { return Ok(None) };
+        let list =
+            value.as_array().ok_or_else(|| self.refuse(json, &value.to_string(), "a list is wanted"))?;
+        if list.len() != layers {
+            let want = format!("num_hidden_layers is {layers}");
+            return Err(self.refuse(json, &format!("a list of {}", list.len()), &want));
+        }
+        let kind = |(layer, kind): (usize, &serde_json::Value)| {
+            let known = kinds.iter().copied().find(|&known| kind.as_str() == Some(known));
+            known.ok_or_else(|| {
+                let want = format!("this architecture has {}", kinds.join(" and "));
+                self.refuse(&format!("{json}[{layer}]"), &kind.to_string(), &want)
+            })
+        };
+        list.iter().enumerate().map(kind).collect::<Result<_, _>>().map(Some)
+    }
+
     /// A GGUF list of flags, one per layer, or the length of a pattern of which the last layer's
     /// flag alone is false; `length` is llama.cpp's.
     ///

@@ -1,6 +1,6 @@
 use super::{
-    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, Mamba2, MixerSpec, Mlp,
-    PartInput, RmsNorm, ShortConv, SparseMoe,
+    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LatentAttention, LayerNorms, LayerSpec, Mamba2,
+    MixerSpec, Mlp, PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;
@@ -34,6 +34,7 @@ struct BlockNorms {
 #[derive(Clone, Debug)]
 enum Mixer {
     Attention(Box<Attention>),
+    LatentAttention(Box<LatentAttention>),
     DeltaNet(Box<GatedDeltaNet>),
     ShortConv(Box<ShortConv>),
     Mamba2(Box<Mamba2>),
@@ -65,6 +66,9 @@ impl Block {
     ) -> Result<Self, ModelError> {
         let mixer = match &spec.mixer {
             MixerSpec::Attention(attention) => Mixer::Attention(Attention::load(weights, attention)?.into()),
+            MixerSpec::LatentAttention(latent) => {
+                Mixer::LatentAttention(LatentAttention::load(weights, latent)?.into())
+            }
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
             MixerSpec::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(weights, conv)?.into()),
             MixerSpec::Mamba2(mamba) => Mixer::Mamba2(Mamba2::load(weights, mamba)?.into()),
@@ -94,6 +98,7 @@ impl Block {
     pub fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.cache(dtype, device).map(LayerCache::Attention),
+            Mixer::LatentAttention(latent) => latent.cache(dtype, device).map(LayerCache::Attention),
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
             Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
             Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),
@@ -106,6 +111,7 @@ impl Block {
         mixer.iter().for_each(|norm| norm.list(all));
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.list(all),
+            Mixer::LatentAttention(mixer) => mixer.list(all),
             Mixer::DeltaNet(mixer) => mixer.list(all),
             Mixer::ShortConv(mixer) => mixer.list(all),
             Mixer::Mamba2(mixer) => mixer.list(all),
@@ -123,6 +129,7 @@ impl Block {
     pub(crate) fn outline(&self, outline: &mut Outline) {
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.outline(outline),
+            Mixer::LatentAttention(mixer) => mixer.outline(outline),
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
             Mixer::ShortConv(mixer) => mixer.outline(outline),
             Mixer::Mamba2(mixer) => mixer.outline(outline),
@@ -151,6 +158,7 @@ impl Block {
         let input = x.input(self.norms.mixer.as_ref());
         let (stream, update) = match &self.mixer {
             Mixer::Attention(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::LatentAttention(mixer) => mixer.forward(input, step, caches)?,
             Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
             Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
             Mixer::Mamba2(mixer) => mixer.forward(input, step, caches)?,

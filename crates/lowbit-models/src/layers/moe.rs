@@ -100,11 +100,27 @@ impl MoeConfig {
             normalize,
             scores: RouterScores::Sigmoid,
             sum_eps,
-            // GGUF's 0 means none.
-            scale: if config.is_gguf() && scale == 0.0 { 1.0 } else { scale as f32 },
+            scale: gguf_scale(config, scale),
             n_group,
             topk_group,
             ..self.router
+        };
+        Ok(self)
+    }
+
+    /// The same with softmax for scores, whose weights are scaled as `routed_scaling_factor` says,
+    /// and not divided by their sum; `grouped` if experts are chosen in some groups alone.
+    ///
+    /// # Errors
+    /// As [`Self::with_sigmoids`].
+    pub fn with_scaled_softmax(mut self, config: &Config<'_>, grouped: bool) -> Result<Self, ModelError> {
+        let scale = config.optional_float("routed_scaling_factor", "expert_weights_scale")?.unwrap_or(1.0);
+        let [n_group, topk_group] = if grouped { self.groups(config)? } else { [1, 1] };
+        self.router = RouterParams {
+            scale: gguf_scale(config, scale),
+            n_group,
+            topk_group,
+            ..RouterParams::softmax(self.router.top_k, false)
         };
         Ok(self)
     }
@@ -134,6 +150,11 @@ impl MoeConfig {
         }
         Ok(if chosen == count { [1, 1] } else { [count, chosen] })
     }
+}
+
+/// The factor of weights; GGUF's 0 means none.
+fn gguf_scale(config: &Config<'_>, scale: f64) -> f32 {
+    if config.is_gguf() && scale == 0.0 { 1.0 } else { scale as f32 }
 }
 
 /// Each token goes through its best `num_experts_per_tok` experts, weighted by the router, and

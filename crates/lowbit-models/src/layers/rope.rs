@@ -1,7 +1,7 @@
 use crate::arch::{WindowKeys, Windows};
 use crate::{Config, ModelError, Weights};
 use lowbit_files::shown;
-use lowbit_kernels::ops::{Llama3, LongRope, RopeLayout, RopeParams, RopeScaling, Yarn};
+use lowbit_kernels::ops::{Llama3, LongRope, Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 
 /// The default of transformers and llama.cpp.
 const DEFAULT_THETA: f64 = 10000.0;
@@ -111,6 +111,35 @@ pub fn rope_params_of(
         other => other,
     };
     Ok(RopeParams { scaling, ..plain(theta) })
+}
+
+/// The factor of scores of latent attention, whose keys have `width` elements: where the rotary
+/// embedding is a scaled one, `mscale_all_dim` also sharpens the elements that are not rotated.
+///
+/// Source: transformers 5.24 `models/deepseek_v3` (`yarn_apply_mscale`); llama.cpp
+/// `src/models/deepseek2.cpp`, where the rotary embedding's own factor takes part.
+///
+/// # Errors
+/// As [`rope_params`].
+pub(crate) fn latent_scale(config: &Config<'_>, rope: &RopeParams, width: usize) -> Result<f32, ModelError> {
+    let mscale = |factor: f64, all: f64| if factor > 1.0 { 0.1 * all * factor.ln() + 1.0 } else { 1.0 };
+    let mscale = match (config.is_gguf(), &rope.scaling) {
+        (true, RopeScaling::Yarn(yarn)) => {
+            let own = Rope::new(rope)?.attention_factor();
+            f64::from(own) * mscale(yarn.factor, yarn.mscale_all_dim.unwrap_or(0.0))
+        }
+        (true, _) => 1.0,
+        (false, _) => match section(config)? {
+            Some(section) if kind(config, Some(&section))? != "default" => {
+                match section.optional_float("mscale_all_dim", "")?.filter(|&all| all != 0.0) {
+                    Some(all) => mscale(section.float("factor", "")?, all),
+                    None => 1.0,
+                }
+            }
+            _ => 1.0,
+        },
+    };
+    Ok((mscale * mscale / (width as f64).sqrt()) as f32)
 }
 
 fn from_json(
@@ -435,6 +464,15 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     let mut attention_factor = (attn_factor != 1.0).then_some(attn_factor * own);
     let mut yarn = Yarn::new(factor, original);
     let key = "rope.scaling.yarn_log_multiplier";
+    if config.found().is_some_and(|architecture| architecture.conversion.latents.is_some()) {
+        // The converter of these models writes a tenth of it, and llama.cpp takes it for mscale,
+        // too.
+        if let Some(tenth) = config.optional_float("", key)?.filter(|&tenth| tenth != 0.0) {
+            yarn.mscale_all_dim = Some(f64::from(tenth as f32 / 0.1));
+            attention_factor = Some(attn_factor);
+        }
+        return Ok(Yarn { attention_factor, ..yarn });
+    }
     if config.computes(key) {
         let multiplier = config.optional_float("", key)?.filter(|&multiplier| multiplier != 0.0);
         match multiplier {

@@ -1,7 +1,10 @@
 //! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's
 //! configuration; [`Decoder::load`](super::Decoder::load) builds the layers from it.
 
-use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, Mamba2Config, MoeConfig, ShortConvConfig};
+use super::{
+    AttentionConfig, DecoderConfig, DeltaNetConfig, LatentAttentionConfig, Mamba2Config, MoeConfig,
+    ShortConvConfig,
+};
 use crate::names::Name;
 use lowbit_kernels::ops::Gate;
 
@@ -84,6 +87,7 @@ impl LayerNorms {
 #[allow(missing_docs)]
 pub enum MixerSpec {
     Attention(AttentionConfig),
+    LatentAttention(LatentAttentionConfig),
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
     Mamba2(Mamba2Config),

@@ -11,11 +11,13 @@
 //! values to compute with. So the model itself never changes while it is trained.
 
 mod attention;
+mod latent_attention;
 pub mod ops;
 mod parameters;
 pub(crate) mod shapes;
 
 pub(crate) use attention::{Heads, attention, attention_in_pool};
+pub(crate) use latent_attention::{latent_attention, latent_attention_in_pool};
 pub(crate) use parameters::Weight;
 pub use parameters::{Inventory, Named, Parameter, Parameters};
 

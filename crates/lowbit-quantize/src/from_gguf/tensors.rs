@@ -3,15 +3,16 @@
 use super::Source as Gguf;
 use crate::QuantizeError;
 use crate::heads::{Heads, Order, UNFIT, Unfit};
+use crate::latents::Latents;
 use crate::mlx::split_gate_up;
 use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
 use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
 use lowbit_models::names::{
-    A_LOG, CONV1D, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, FUSED_SHARED_EXPERT, IN_PROJ_A, IN_PROJ_B,
-    IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D, MAMBA_NORM, NORM,
-    Name, SHARED_EXPERT, SHORT_CONV,
+    A_LOG, CONV1D, EMBED_Q, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, FUSED_SHARED_EXPERT, IN_PROJ_A,
+    IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D, MAMBA_NORM,
+    NORM, Name, SHARED_EXPERT, SHORT_CONV, UNEMBED_OUT,
 };
 
 /// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
@@ -19,7 +20,8 @@ use lowbit_models::names::{
 /// # Errors
 /// [`QuantizeError`] for tensors that MLX's checkpoints of this architecture do not have.
 pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
-    let names = Names { heads: Heads::new(&gguf.computed.config, gguf.computed.architecture)?, gguf };
+    let heads = Heads::new(&gguf.computed.config, gguf.computed.architecture)?;
+    let names = Names { heads, latents: Latents::per_head(&gguf.computed, Layout::Mlx), gguf };
     let mut tensors = vec![];
     let is_kept = |view: &&TensorView| {
         !ROPE_DIVISORS.contains(&&*view.name)
@@ -39,6 +41,8 @@ const ROPE_DIVISORS: [&str; 3] =
 struct Names<'a> {
     gguf: &'a Gguf<'a>,
     heads: Heads,
+    /// Those whose projections MLX has per head, too.
+    latents: Option<Latents>,
 }
 
 impl Names<'_> {
@@ -62,6 +66,11 @@ impl Names<'_> {
         if fused_shared && is(shared_gate) {
             let name = format!("{}.weight", FUSED_SHARED_EXPERT.0);
             tensors.push(self.joined(view, shared_up, self.prefixed(layer, &name))?);
+            return Ok(());
+        }
+        // A part of the one behind.
+        let joins = self.latents.is_none();
+        if joins && is(EMBED_Q) {
             return Ok(());
         }
         if is(FUSED_GATE_UP) {
@@ -100,8 +109,24 @@ impl Names<'_> {
             }
             tensor.change.function = Function::LogOfNegative;
         }
-        tensors.push(tensor);
+        if let Some(latents) = Latents::of(&self.gguf.computed).filter(|_| joins && is(UNEMBED_OUT)) {
+            tensors.push(latents.join(tensor, &self.beside(&view, layer)?)?);
+            return Ok(());
+        }
+        match self.latents.map_or(Ok(None), |latents| latents.split(&tensor))? {
+            Some(parts) => tensors.extend(parts),
+            None => tensors.push(tensor),
+        }
         Ok(())
+    }
+
+    /// The projection to keys from latents, beside that of values.
+    fn beside(&self, values: &TensorView, layer: Option<usize>) -> Result<Tensor, QuantizeError> {
+        let name = values.name.replace(UNEMBED_OUT.1, EMBED_Q.1);
+        let missing = || QuantizeError::Missing { name: name.clone() };
+        let view = with_rank(self.gguf.computed.checkpoint.tensors().get(&name).ok_or_else(missing)?, 3);
+        let (shape, source) = (view.shape.clone(), Source::new(&view)?);
+        Ok(Tensor { name: self.prefixed(layer, EMBED_Q.0), shape, source, change: Change::default() })
     }
 
     /// True if MLX has q, k, v and z of a gated delta net in one matrix, and b and a in another.
@@ -206,7 +231,8 @@ fn split(name: &str) -> (Option<usize>, &str) {
 /// The number of dimensions of the tensor that MLX calls `name` in its layer; of a convolution
 /// without its last one.
 fn rank(name: &str) -> usize {
-    let of_experts = name.contains("switch_mlp.");
+    let of_heads = [EMBED_Q, UNEMBED_OUT].iter().any(|module| name.starts_with(module.0));
+    let of_experts = name.contains("switch_mlp.") || of_heads;
     match name.strip_suffix(".weight") {
         Some(_) if of_experts => 3,
         Some(module) if !module.ends_with("norm") => 2,

@@ -30,8 +30,7 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
     let Computed { checkpoint, config, architecture, .. } = computed;
     let heads = Heads::new(config, architecture)?;
     let mut tensors = vec![];
-    for mut tensor in
-        mlx::targets(checkpoint, &Known { predictors, target: Layout::Gguf, ..Known::new(computed)? })?
+    for mut tensor in mlx::targets(checkpoint, &Known { predictors, ..Known::new(computed, Layout::Gguf)? })?
     {
         let original = (tensor.name.clone(), tensor.shape.clone());
         let refuse =

@@ -14,7 +14,9 @@ use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
-use lowbit_models::layers::{AttentionConfig, LayerSpec, MixerSpec, sections_cover};
+use lowbit_models::layers::{
+    AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, MixerSpec, sections_cover,
+};
 use lowbit_models::names::{A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
@@ -32,8 +34,9 @@ const SIGMOIDS: &[(&str, &str)] = &[
     ("first_k_dense_replace", "leading_dense_block_count"),
     ("num_dense_layers", "leading_dense_block_count"),
 ];
-/// llama.cpp's number for them.
+/// llama.cpp's numbers for the functions.
 const SIGMOID: u32 = 2;
+const SOFTMAX: u32 = 1;
 const DELTA_NET: &[(&str, &str)] = &[
     ("linear_conv_kernel_dim", "ssm.conv_kernel"),
     ("linear_key_head_dim", "ssm.state_size"),
@@ -104,8 +107,13 @@ pub(super) fn metadata(
     builder.sizes(&[(computed.experts_key(), "expert_count")])?;
     builder.sizes(EXPERTS_PER_TOKEN)?;
     let dim = u32_value(config, "head_dim", computed.head_dim()?)?;
-    builder.put_own("attention.key_length", dim.clone())?;
-    builder.put_own("attention.value_length", dim.clone())?;
+    match computed.latents() {
+        Some(latents) => builder.latents(latents)?,
+        None => {
+            builder.put_own("attention.key_length", dim.clone())?;
+            builder.put_own("attention.value_length", dim.clone())?;
+        }
+    }
     if architecture.gguf_name(ROUTER.0).is_some() {
         builder.sizes(EXPERTS)?;
         let (own, key) = EXPERTS[0];
@@ -117,8 +125,8 @@ pub(super) fn metadata(
     if architecture.gguf_name(SHARED_EXPERT_GATE.0).is_some() {
         builder.sizes(SHARED)?;
     }
-    if architecture.gguf_name(SELECTION_BIAS.0).is_some() {
-        builder.sigmoids()?;
+    if architecture.gguf_name(SELECTION_BIAS.0).is_some() || computed.latents().is_some() {
+        builder.routers()?;
     }
     if architecture.gguf_name(MAMBA_IN.0).is_some() {
         builder.mamba()?;
@@ -269,7 +277,11 @@ impl Builder<'_> {
         self.put_own("rope.scaling.original_context_length", u32_value(self.config, key, original)?)?;
         let own = own_attention_factor(yarn.factor) as f32;
         let multiplier = yarn.mscale_all_dim.filter(|_| self.architecture.conversion.query_scale);
-        if let Some(multiplier) = multiplier {
+        let of_latents = self.computed.latents().is_some();
+        if let Some(all) = yarn.mscale_all_dim.filter(|&all| of_latents && all != 0.0) {
+            // As the converter has it for these models; the rotary embedding then has no factor.
+            self.put_own("rope.scaling.yarn_log_multiplier", Value::F32((0.1 * all) as f32))?;
+        } else if let Some(multiplier) = multiplier {
             self.put_own("rope.scaling.yarn_log_multiplier", Value::F32(multiplier as f32))?;
         } else if attention_factor != own {
             // llama.cpp multiplies its own by this one.
@@ -307,13 +319,44 @@ impl Builder<'_> {
         })
     }
 
-    /// The keys of experts that are chosen by sigmoids.
-    fn sigmoids(&mut self) -> Result<(), QuantizeError> {
-        let config = self.config;
-        for key in SIGMOIDS.iter().filter(|(json, _)| config.computes(json)) {
-            self.sizes(&[*key])?;
+    /// The sizes of latent attention, which llama.cpp takes for attention with one key head.
+    fn latents(&mut self, latents: &LatentAttentionConfig) -> Result<(), QuantizeError> {
+        let LatentAttentionConfig { kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, .. } =
+            *latents;
+        for (gguf, json, size) in [
+            ("vocab_size", "vocab_size", Some(self.computed.decoder().vocab_size)),
+            ("attention.q_lora_rank", "q_lora_rank", latents.q_lora_rank),
+            ("attention.kv_lora_rank", "kv_lora_rank", Some(kv_lora_rank)),
+            ("attention.key_length", "kv_lora_rank + qk_rope_head_dim", Some(latents.width())),
+            ("attention.value_length", "kv_lora_rank", Some(kv_lora_rank)),
+            ("attention.key_length_mla", "qk_head_dim", Some(qk_nope_head_dim + qk_rope_head_dim)),
+            ("attention.value_length_mla", "v_head_dim", Some(v_head_dim)),
+            ("rope.dimension_count", "qk_rope_head_dim", Some(qk_rope_head_dim)),
+        ] {
+            if let Some(size) = size {
+                self.put_own(gguf, u32_value(self.config, json, size)?)?;
+            }
         }
-        self.put_own("expert_gating_func", Value::U32(SIGMOID))?;
+        Ok(())
+    }
+
+    /// The keys of experts that are chosen by sigmoids, or by the softmax of DeepSeek V2.
+    fn routers(&mut self) -> Result<(), QuantizeError> {
+        let config = self.config;
+        let listed = self.computed.computes("mlp_layer_types");
+        for key in SIGMOIDS.iter().filter(|(json, _)| config.computes(json)) {
+            if !(listed && key.0 == "first_k_dense_replace") {
+                self.sizes(&[*key])?;
+            }
+        }
+        if listed {
+            let layers = self.computed.outline.spec().layers.iter();
+            let is_dense = |layer: &&LayerSpec| matches!(layer.feedforward, FeedforwardSpec::Dense(_));
+            let dense = u32_value(config, "mlp_layer_types", layers.take_while(is_dense).count())?;
+            self.put_own("leading_dense_block_count", dense)?;
+        }
+        let by_sigmoids = self.architecture.gguf_name(SELECTION_BIAS.0).is_some();
+        self.put_own("expert_gating_func", Value::U32(if by_sigmoids { SIGMOID } else { SOFTMAX }))?;
         let Some(router) = self.computed.experts().map(|moe| moe.router) else { return Ok(()) };
         // Readers refuse all values but llama.cpp's own, for models in which it does not read them.
         let reads = |key| matches!(keys::role(self.architecture.gguf_keys, key), Some(Role::Computed(_)));
@@ -382,7 +425,7 @@ impl Builder<'_> {
     /// Key heads: of each layer, where layers without attention have none.
     fn key_heads(&mut self) -> Result<(), QuantizeError> {
         let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
-        let heads = self.computed.key_heads()?;
+        let heads = if self.computed.latents().is_some() { 1 } else { self.computed.key_heads()? };
         let convolves = self.computed.computes("conv_L_cache");
         if !convolves && self.architecture.gguf_name(MAMBA_IN.0).is_none() {
             return self.put_own(key, u32_value(self.config, json, heads)?);

@@ -11,7 +11,7 @@ use crate::left_out::extras;
 use crate::planned::{self, Asked, Learned, Student, Written};
 use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
-use crate::{Fallback, QuantizeError, Rule, Summary, mlx, output_path};
+use crate::{Fallback, QuantizeError, Rule, Summary, latents, mlx, output_path};
 use bytes::Bytes;
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Content, Existing, Staged};
@@ -254,6 +254,7 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let mut warnings = lowbit_models::warnings(checkpoint)?;
     warnings.extend(extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] }));
     warnings.extend(tokenizer.warnings);
+    warnings.extend(latents::other_eps(computed, Layout::Gguf));
     if computed.rounded_yarn()?.is_some() {
         warnings.push(format!(
             "{}: llama.cpp rounds the bounds of YaRN's ramp, although truncate is false: the file is read so, and computes a \

@@ -29,6 +29,9 @@ pub struct Facts {
     num_attention_heads: Option<usize>,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
+    /// Of latent attention: the two parts of what a token keeps.
+    kv_lora_rank: Option<usize>,
+    qk_rope_head_dim: Option<usize>,
     sliding_window: Option<usize>,
     max_position_embeddings: Option<usize>,
     vocab_size: Option<usize>,
@@ -114,6 +117,7 @@ impl Facts {
         let size = |json, gguf| read.number(json, gguf).map(|number| number as usize);
         let hidden_size = size("hidden_size", "embedding_length");
         let num_attention_heads = size("num_attention_heads", "attention.head_count");
+        let latents = size("kv_lora_rank", "attention.kv_lora_rank");
         let per_head = || hidden_size?.checked_div(num_attention_heads?);
         Self {
             name: read.metadata("general.name"),
@@ -136,7 +140,11 @@ impl Facts {
                 // Some files list them by layer.
                 .or_else(|| config.found().and_then(|_| config.key_heads().ok()?))
                 .or(num_attention_heads),
-            head_dim: size("head_dim", "attention.key_length").or_else(per_head),
+            head_dim: size("head_dim", "attention.key_length")
+                .or_else(per_head)
+                .filter(|_| latents.is_none()),
+            kv_lora_rank: latents,
+            qk_rope_head_dim: latents.and_then(|_| size("qk_rope_head_dim", "rope.dimension_count")),
             sliding_window: read.window(),
             max_position_embeddings: size("max_position_embeddings", "context_length"),
             vocab_size: loaded.as_ref().map(|of| of.vocab_size).or_else(|| size("vocab_size", "vocab_size")),
@@ -208,6 +216,9 @@ impl Facts {
 
     fn heads(&self) -> Option<String> {
         let (heads, kv_heads) = (self.num_attention_heads?, self.num_key_value_heads?);
+        if let (Some(rank), Some(rotated)) = (self.kv_lora_rank, self.qk_rope_head_dim) {
+            return Some(format!("{heads}, which share one latent of {rank} and {rotated} values per token"));
+        }
         let mut line = format!("{heads} of queries, {kv_heads} of keys and values");
         if let Some(dim) = self.head_dim {
             line += &format!(", {dim} wide");

@@ -10,6 +10,7 @@ mod gpu_tests;
 mod tests;
 
 use super::Check;
+use super::pages::{self, Pages};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::{DType, FloatType};
 
@@ -40,12 +41,54 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
     check(CHECK, ("cache", cache), ("x", x), positions)?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::launch(gpu, cache, x, positions),
+        Device::Gpu(gpu) => gpu::launch(gpu, cache, x, positions, None),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let x = rounded(CHECK, ("x", x), cache.dtype())?;
             cpu::kv_append(cpu, cache, &x, positions.as_slice()?);
+            Ok(())
+        }
+    }
+}
+
+/// As [`kv_append`], into pages of a pool: with `place(t) = positions[t] % 64` and
+/// `page(t) = table[t / (T / S), positions[t] / 64]`,
+/// `pages[page(t), h, place(t), d] = x[t, h, d]`.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16 |
+/// | table | `[S, N]`, S divides T | u32 |
+/// | x | `[T, Hkv, D]` | f32, f16, bf16 |
+/// | positions | `[T]` | u32 |
+///
+/// On a GPU tokens at positions beyond the table, or in pages beyond the pool, are not stored.
+///
+/// # Errors
+/// Those of [`kv_append`], and [`KernelError::Id`] for a position beyond the table and for a page
+/// beyond the pool. After an error the pages are unchanged.
+pub fn kv_append_paged(
+    pages: &mut Tensor,
+    table: &Tensor,
+    x: &Tensor,
+    positions: &Tensor,
+) -> Result<(), KernelError> {
+    let check = Check("kv_append_paged");
+    let shape = Pages { keys: pages, values: pages, table }.check(check, positions)?;
+    let wanted = [positions.len(), shape.heads, pages.dim(3)];
+    check.shape("x", x, &wanted, || format!("the pool {:?}", pages.shape()))?;
+    check.float("x", x)?;
+    check.same_device("x", x.device(), pages.device())?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::launch(gpu, pages, x, positions, Some((table, shape.sizes(check)?))),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => {
+            let x = rounded(check, ("x", x), pages.dtype())?;
+            let places = shape.places(table.as_slice()?, positions.as_slice()?);
+            pages::append(pages, &x, &places);
             Ok(())
         }
     }

@@ -75,6 +75,28 @@ impl PoolSizes {
     }
 }
 
+/// The row of a cache for a token, a key head and a position, and true if the cache has it. The
+/// table and its sizes are those of pages.
+#[cube]
+pub(in crate::ops) fn cache_row(
+    table: &[u32],
+    place: (u32, u32, u32),
+    capacity: u32,
+    pool: &PoolSizes,
+    #[comptime] paged: bool,
+) -> (u32, bool) {
+    let (token, head, position) = place;
+    if comptime!(paged) {
+        let column = position / PAGE;
+        // Positions past the table are not looked up.
+        let within = select(column < pool.columns, position, 0u32);
+        let page = pool.page(table, token, within);
+        (pool.row(page, head, position), column < pool.columns && page < pool.pages)
+    } else {
+        (head * capacity + position, position < capacity)
+    }
+}
+
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct GatherSizes {
     /// Vectors of y.

@@ -40,7 +40,14 @@ impl Kernel for Rows<'_> {
         for (logits, chosen) in rows.zip(self.chosen.chunks_exact_mut(top_k)) {
             let all = match scores {
                 RouterScores::Softmax => {
-                    select(logits, chosen);
+                    if topk_group < n_group {
+                        choices.copy_from_slice(logits);
+                        keep_best_groups(&mut choices, n_group, topk_group, |[first, _]| first);
+                        select(&choices, chosen);
+                    } else {
+                        select(logits, chosen);
+                    }
+                    // The greatest of all, since its group is the best one.
                     let max = chosen[0].1;
                     chosen.iter_mut().for_each(|(_, x)| *x = math::exp(*x - max));
                     if normalize { 1.0 } else { sum_of_exp(logits, max) }
@@ -52,7 +59,7 @@ impl Kernel for Rows<'_> {
                     let bias = self.bias.unwrap_or_default();
                     choices.iter_mut().zip(bias).for_each(|(c, bias)| *c += bias);
                     if topk_group < n_group {
-                        keep_best_groups(&mut choices, n_group, topk_group);
+                        keep_best_groups(&mut choices, n_group, topk_group, |[first, second]| first + second);
                     }
                     select(&choices, chosen);
                     chosen.iter_mut().for_each(|(id, x)| *x = math::sigmoid(logits[*id as usize]));
@@ -81,22 +88,21 @@ fn select(logits: &[f32], chosen: &mut [(u32, f32)]) {
     }
 }
 
-/// Leaves the experts of the groups whose two best ones have the greatest sums, and switches off
-/// the others.
+/// Leaves the experts of the groups with the greatest values, which `value` makes of a group's two
+/// best experts, and switches off the others.
 #[inline(always)]
-fn keep_best_groups(choices: &mut [f32], n_group: usize, topk_group: usize) {
+fn keep_best_groups(choices: &mut [f32], n_group: usize, topk_group: usize, value: impl Fn([f32; 2]) -> f32) {
     let size = choices.len() / n_group;
-    let two_best = |group: &[f32]| {
+    let of_group = |group: &[f32]| {
         let start = [f32::NEG_INFINITY; 2];
-        let [first, second] = group.iter().fold(start, |[first, second], &x| match x > first {
+        value(group.iter().fold(start, |[first, second], &x| match x > first {
             true => [x, first],
             false => [first, if x > second { x } else { second }],
-        });
-        first + second
+        }))
     };
-    let sums: Vec<f32> = choices.chunks_exact(size).map(two_best).collect();
+    let values: Vec<f32> = choices.chunks_exact(size).map(of_group).collect();
     let mut best = vec![(u32::MAX, f32::NAN); topk_group];
-    select(&sums, &mut best);
+    select(&values, &mut best);
     for (id, group) in (0u32..).zip(choices.chunks_exact_mut(size)) {
         if !best.iter().any(|&(kept, _)| kept == id) {
             group.fill(f32::NEG_INFINITY);

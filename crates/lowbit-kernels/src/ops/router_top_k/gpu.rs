@@ -213,7 +213,7 @@ fn best_groups<X: Int>(
         let mut group = rows::lane_in_row(config.rows);
         while group < n_group {
             let id = group as u32;
-            let key = key(two_best(logits, bias, of, group, config));
+            let key = key(value_of_group(logits, bias, of, group, config));
             let after = slot == 0 || key < last.key || (key == last.key && id > last.id);
             if after && key > best.key {
                 best.key = key;
@@ -228,9 +228,10 @@ fn best_groups<X: Int>(
     groups
 }
 
-/// The sum of the two greatest values of a group's experts.
+/// The value that a group is chosen by: the sum of the two greatest values of its experts, with
+/// softmax the greatest one.
 #[cube]
-fn two_best<X: Int>(
+fn value_of_group<X: Int>(
     logits: &[X],
     bias: &[f32],
     of: &TokenExperts,
@@ -247,7 +248,7 @@ fn two_best<X: Int>(
         second = select(x > first, first, select(x > second, x, second));
         first = select(x > first, x, first);
     }
-    first + second + bad
+    if comptime!(config.scores == RouterScores::Softmax) { first + bad } else { first + second + bad }
 }
 
 /// The divisor of weights where that is not their own sum: with softmax the sum of
@@ -384,7 +385,9 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         let config = RouterConfig::new(target, experts, FloatType::BF16, [normalize, false], params);
         compiled(target, config).code()
     });
-    all.zip(experts).map(code).chain(of_sigmoids).collect()
+    let params = RouterParams { n_group: 8, topk_group: 3, ..RouterParams::softmax(6, false) };
+    let of_groups = compiled(target, RouterConfig::new(target, 160, FloatType::BF16, [false; 2], params));
+    all.zip(experts).map(code).chain(of_sigmoids).chain([of_groups.code()]).collect()
 }
 
 /// See [`super::router_top_k`]; everything was checked.

@@ -14,9 +14,9 @@
 //! | `ids` | `[T, top_k]`, or `[T, top_k + 1]` with a shared expert | u32 |
 //! | `weights` | as `ids` | f32 |
 //!
-//! With sigmoids the choice may be among groups of `E / n_group` experts after each other: those of
-//! the `topk_group` groups whose two largest c have the largest sums, and the lower ones of equal
-//! groups.
+//! The choice may be among groups of `E / n_group` experts after each other: those of the
+//! `topk_group` groups whose two largest c have the largest sums with sigmoids, and whose largest
+//! logits are the largest with softmax; and the lower ones of equal groups.
 //!
 //! A GPU does not look at the logits before: a token without a right answer gets experts 0 with
 //! weights NaN. A shared expert's gate is not looked at anywhere: NaN gives weight NaN.
@@ -25,9 +25,10 @@
 //! does not depend on how an exponential is rounded.
 //!
 //! Sources: transformers 5 `Qwen3NextSparseMoeBlock` and `Qwen3NextTopKRouter` (which rounds the
-//! weights to the logits' dtype; here they stay f32) and `Glm4MoeTopkRouter`, and mlx-lm 0.32
-//! `Qwen3NextSparseMoeBlock` (whose order within the top k is open) and `group_expert_select`
-//! (whose c are 0 in groups that are not chosen: another choice where a chosen c is negative).
+//! weights to the logits' dtype; here they stay f32), `Glm4MoeTopkRouter` and
+//! `DeepseekV2TopkRouter`, and mlx-lm 0.32 `Qwen3NextSparseMoeBlock` (whose order within the top k
+//! is open) and `group_expert_select` (whose c are 0 in groups that are not chosen: another choice
+//! where a chosen c is negative).
 
 mod bench;
 mod cpu;
@@ -61,7 +62,7 @@ pub struct RouterParams {
     pub sum_eps: f32,
     /// Multiplies the weights, but for a shared expert's (`routed_scaling_factor`).
     pub scale: f32,
-    /// Groups of experts, 1 to 32; more than 1 beside sigmoids alone.
+    /// Groups of experts, 1 to 32.
     pub n_group: usize,
     /// Groups that a token's experts are in.
     pub topk_group: usize,
@@ -105,9 +106,6 @@ impl RouterParams {
         }
         if n_group == 1 && topk_group == 1 {
             return Ok(());
-        }
-        if self.scores == RouterScores::Softmax {
-            return Err(op.value("n_group", n_group, "softmax has one group"));
         }
         if !(1..=MAX_GROUPS).contains(&n_group) {
             return Err(op.value("n_group", n_group, "1 to 32 groups are wanted"));

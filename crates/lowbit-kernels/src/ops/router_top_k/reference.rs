@@ -21,16 +21,25 @@ pub(crate) fn router_top_k(logits: &[f32], bias: &[f32], params: RouterParams) -
     let logit = |id: u32| f64::from(logits[id as usize]);
     order.sort_by(|&a, &b| logit(b).partial_cmp(&logit(a)).expect("no NaN").then(a.cmp(&b)));
     let max = logit(order[0]);
+    let all = order.clone();
+    if params.topk_group < params.n_group {
+        // The groups of the best experts, each as the first of its experts comes up.
+        let group = |id: u32| id as usize / (logits.len() / params.n_group);
+        let mut groups: Vec<usize> = vec![];
+        order.iter().for_each(|&id| groups.extend((!groups.contains(&group(id))).then(|| group(id))));
+        order.retain(|&id| groups[..params.topk_group].contains(&group(id)));
+    }
     let exp = |id: u32| (logit(id) - max).exp();
     // Minus infinity contributes nothing, exactly.
     let error = |id: u32| if exp(id) == 0.0 { 0.0 } else { exp(id) * (2.0 + max - logit(id)) * U };
-    let summed = if params.normalize { &order[..params.top_k] } else { &order[..] };
+    let summed = if params.normalize { &order[..params.top_k] } else { &all[..] };
     let sum: f64 = summed.iter().map(|&id| exp(id)).sum();
     let sum_error = summed.iter().map(|&id| error(id)).sum::<f64>() / sum + summed.len() as f64 * U;
     let choice = |&id: &u32| {
         let weight = exp(id) / sum;
-        let bound = error(id) / sum + weight * (sum_error + U) + f64::from(f32::MIN_POSITIVE);
-        Choice { id, weight, bound }
+        let bound = error(id) / sum + weight * (sum_error + 2.0 * U) + f64::from(f32::MIN_POSITIVE);
+        let scale = f64::from(params.scale);
+        Choice { id, weight: weight * scale, bound: bound * scale.abs() }
     };
     order[..params.top_k].iter().map(choice).collect()
 }

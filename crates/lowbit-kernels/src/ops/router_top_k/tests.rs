@@ -54,6 +54,29 @@ fn agrees_with_the_reference() {
     }
 }
 
+/// Softmax over all experts, of which some groups' are chosen.
+pub(super) fn check_groups_of_softmax(devices: &[Device]) {
+    let mut random = Random::new(6);
+    for (tokens, experts, top_k, n_group, topk_group) in
+        [(7, 16, 2, 8, 3), (9, 64, 4, 32, 3), (41, 60, 4, 3, 1), (30, 160, 6, 8, 3), (3, 512, 8, 2, 1)]
+    {
+        for (scale, normalize) in [(1.0, false), (16.0, false), (0.75, true)] {
+            let softmax = RouterParams::softmax(top_k, normalize);
+            let params = RouterParams { scale, n_group, topk_group, ..softmax };
+            let mut logits = random.normal(tokens * experts, 2.0);
+            // An expert that is switched off, and groups that are equal.
+            logits[experts / 2] = f32::NEG_INFINITY;
+            logits[..experts].iter_mut().for_each(|x| *x = x.round());
+            check_on(devices, &logits, experts, params);
+        }
+    }
+}
+
+#[test]
+fn groups_of_softmax_agree_with_the_reference() {
+    check_groups_of_softmax(&devices());
+}
+
 /// Sigmoids with and without a bias that changes the choice, and a scale.
 pub(super) fn check_sigmoids(devices: &[Device]) {
     let mut random = Random::new(5);
@@ -209,7 +232,8 @@ fn refusals_of_groups() {
         router_top_k(&logits, None, None, params).unwrap_err().to_string()
     };
     let sigmoid = RouterScores::Sigmoid;
-    assert_eq!(refuse(2, 1, RouterScores::Softmax), "router_top_k: n_group is 2, but softmax has one group");
+    let softmax = refuse(5, 1, RouterScores::Softmax);
+    assert_eq!(softmax, "router_top_k: n_group is 5, but 12 experts make no such groups of 2 or more");
     assert_eq!(refuse(0, 1, sigmoid), "router_top_k: n_group is 0, but 1 to 32 groups are wanted");
     assert_eq!(refuse(33, 1, sigmoid), "router_top_k: n_group is 33, but 1 to 32 groups are wanted");
     for n_group in [5, 12] {

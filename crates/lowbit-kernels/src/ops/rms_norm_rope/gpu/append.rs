@@ -14,7 +14,7 @@ use crate::gpu::{Gpu, rows};
 use crate::ops::Check;
 use crate::ops::kv_append::gpu::append_vector;
 use crate::ops::kv_append::kv_append;
-use crate::ops::pages::gpu::{PAGE, PoolSizes, Table};
+use crate::ops::pages::gpu::{PoolSizes, Table, cache_row};
 use crate::ops::rms_norm_rope::rms_norm_rope;
 use crate::ops::rope::gpu::{Rotation, RotationArgs};
 use crate::{KernelError, Tensor};
@@ -83,28 +83,6 @@ fn head_of_unit(
     (row, exists, positions[(row / per_token) as usize])
 }
 
-/// The row of a cache for a token, a key head and a position, and true if the cache has it. The
-/// table and its sizes are those of pages.
-#[cube]
-fn cache_row(
-    table: &[u32],
-    place: (u32, u32, u32),
-    capacity: u32,
-    pool: &PoolSizes,
-    #[comptime] config: HeadConfig,
-) -> (u32, bool) {
-    let (token, head, position) = place;
-    if comptime!(config.paged) {
-        let column = position / PAGE;
-        // Positions past the table are not looked up.
-        let within = select(column < pool.columns, position, 0u32);
-        let page = pool.page(table, token, within);
-        (pool.row(page, head, position), column < pool.columns && page < pool.pages)
-    } else {
-        (head * capacity + position, position < capacity)
-    }
-}
-
 /// `y` are the queries.
 #[kernel]
 fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
@@ -141,7 +119,7 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
         let per_token = counts.keys_per_token;
         let (row, exists, position) = head_of_unit(counts.keys, per_token, query_cubes, positions, config);
         let place = (row / per_token, row % per_token, position);
-        let (to, has) = cache_row(table, place, counts.capacity, &pool, config);
+        let (to, has) = cache_row(table, place, counts.capacity, &pool, comptime!(config.paged));
         let (from, to) = (row * sizes.width, to * sizes.width);
         let head = Head { from: from as usize, to: to as usize, live: exists && has, position };
         norm_and_rotate::<X, Y, V>(
@@ -159,7 +137,7 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
             let (row, column) = (i / sizes.value_width, i % sizes.value_width);
             let (token, head) = (row / counts.keys_per_token, row % counts.keys_per_token);
             let place = (token, head, positions[token as usize]);
-            let (to, has) = cache_row(table, place, counts.capacity, &pool, config);
+            let (to, has) = cache_row(table, place, counts.capacity, &pool, comptime!(config.paged));
             if has {
                 let to = to * sizes.value_width + column;
                 append_vector::<X, Y, V>(&new.values, i, &mut caches.values, to, config.x, config.y);
