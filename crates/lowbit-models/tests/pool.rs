@@ -17,20 +17,22 @@ use support::{load, root};
 const CONTEXT: usize = 320;
 
 /// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, norms in all places,
-/// latents. On a GPU all of them, or on software that stands for one the last three.
+/// latents, caches that layers share. On a GPU all of them, or on software that stands for one those
+/// with caches of a kind of their own.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
     let experts = "qwen3_5_moe-mlx-4bit";
-    let states = ["qwen3_5", "granite_hybrid", "deepseek_v3"];
-    let names = [&["qwen3", experts, "gpt_oss", "gemma3", "olmo3", "hunyuan"][..], &states].concat();
+    let caches = ["qwen3_5", "granite_hybrid", "deepseek_v3", "gemma4_small"];
+    let others = ["qwen3", experts, "gpt_oss", "gemma3", "gemma4", "gemma4_moe", "olmo3", "hunyuan"];
+    let names = [&others[..], &caches].concat();
     #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
     let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     {
         let device = support::gpu();
-        let is_taken = |name: &&&str| !support::is_software(&device) || states.contains(name);
+        let is_taken = |name: &&&str| !support::is_software(&device) || caches.contains(name);
         models.extend(names.iter().filter(is_taken).map(|name| small(name, &device)));
     }
     models

@@ -90,12 +90,20 @@ impl TextConfig<'_> {
             Some(Windows { keys: WindowKeys::Types, .. }) => self.windows(),
             Some(Windows { keys: WindowKeys::Interval, .. }) => self.windows_of_gemma()?,
             Some(Windows { keys: WindowKeys::Letters, .. }) => self.windows_by_letters(),
+            Some(Windows { keys: WindowKeys::Sizes, .. }) => {
+                self.windows();
+                self.sizes_by_kind()?;
+            }
         }
         if source.computes("logits_scaling") {
             self.multipliers()?;
         }
         let key = "feed_forward_length";
-        if let Some(size) = source.config.optional_size("intermediate_size", key)? {
+        // GGUF may list them by layer, the first being the smallest.
+        let first = source.mlp().filter(|_| source.has_two_sizes()).map(|mlp| mlp.intermediate_size);
+        let size =
+            first.map_or_else(|| source.config.optional_size("intermediate_size", key), |it| Ok(Some(it)));
+        if let Some(size) = size? {
             self.put("intermediate_size", size);
         }
         // As exactly as the source has it: f32 is what is computed with.
@@ -107,7 +115,7 @@ impl TextConfig<'_> {
         if self.has(MAMBA_IN) {
             self.mamba()?;
         }
-        if self.has(ROUTER) {
+        if self.has(ROUTER) && (source.experts().is_some() || !source.computes("enable_moe_block")) {
             self.experts()?;
         }
         if self.has(SHORT_CONV) {
@@ -273,6 +281,37 @@ impl TextConfig<'_> {
         Ok(())
     }
 
+    /// The keys of Gemma 4: heads of layers without a window, and what its models have or have not.
+    fn sizes_by_kind(&mut self) -> Result<(), QuantizeError> {
+        let source = self.source;
+        let full = || source.attention().filter(|attention| attention.sliding_window.is_none());
+        let keys_are_values = full().any(|attention| attention.keys_are_values);
+        let local = source.key_heads()?;
+        let key_heads = full().next().map_or(local, |attention| attention.num_key_value_heads);
+        if key_heads != local && !keys_are_values {
+            let want = format!("layers with a window have {local}, and values of their own");
+            return Err(self.refuse("num_global_key_value_heads", &key_heads.to_string(), &want));
+        }
+        self.json.remove("per_layer_config");
+        self.put("global_head_dim", source.full_head_dim()?);
+        self.put("num_global_key_value_heads", key_heads);
+        self.put("attention_k_eq_v", keys_are_values);
+        let moe = source.experts();
+        self.put("enable_moe_block", moe.is_some());
+        if let Some(moe) = moe {
+            self.put("top_k_experts", moe.router.top_k);
+        }
+        let cap = source.outline.spec().multipliers.softcap;
+        let cap = cap.map(|cap| self.number("final_logit_softcapping", cap.into())).transpose()?;
+        self.json.insert("final_logit_softcapping".into(), cap.unwrap_or(Json::Null));
+        // mlx-lm's defaults are those of the smaller models.
+        self.put("num_kv_shared_layers", source.shared_layers());
+        self.put("hidden_size_per_layer_input", source.outline.spec().layer_embedding.unwrap_or(0));
+        self.put("vocab_size_per_layer_input", source.decoder().vocab_size);
+        self.put("use_double_wide_mlp", source.mlp_rows().windows(2).any(|rows| rows[0] != rows[1]));
+        Ok(())
+    }
+
     fn experts(&mut self) -> Result<(), QuantizeError> {
         let Computed { config, architecture, checkpoint, .. } = self.source;
         let computes = |key| self.source.computes(key);
@@ -295,7 +334,10 @@ impl TextConfig<'_> {
             self.json.remove(other);
         }
         self.put(count, moe.num_experts);
-        self.put("num_experts_per_tok", moe.router.top_k);
+        // Where it has another name, that was put.
+        if !computes("top_k_experts") {
+            self.put("num_experts_per_tok", moe.router.top_k);
+        }
         self.put(size, moe.moe_intermediate_size);
         if moe.shared_expert_intermediate_size > 0 && moe.shared_expert_gate {
             self.put(SHARED, moe.shared_expert_intermediate_size);
@@ -403,6 +445,9 @@ impl TextConfig<'_> {
     /// [`QuantizeError::Model`] for what cannot be said.
     pub fn rope(&mut self, rope: &RopeParams, mut scaling: Map<String, Json>) -> Result<(), QuantizeError> {
         let theta = self.number("rope.freq_base", rope.theta)?;
+        if self.source.has_two_sizes() {
+            return self.ropes_by_kind(rope, theta);
+        }
         let fraction = self.rotary_fraction(rope.rotary_dim)?;
         let old = self.json.clone();
         let section = |key: &str| old.get(key).and_then(Json::as_object);
@@ -477,6 +522,39 @@ impl TextConfig<'_> {
             scaling.insert("rope_type".into(), "default".into());
         }
         self.put("rope_scaling", if scaling.is_empty() { Json::Null } else { Json::Object(scaling) });
+        Ok(())
+    }
+
+    /// Gemma 4's two rotary embeddings, `rope` being that of layers without a window.
+    fn ropes_by_kind(&mut self, rope: &RopeParams, theta: Json) -> Result<(), QuantizeError> {
+        let mut full = Map::new();
+        match rope.freq_factors.as_deref() {
+            None => drop(full.insert("rope_type".into(), "default".into())),
+            Some(divisors) => {
+                let rotated = divisors.iter().take_while(|divisor| divisor.is_finite()).count();
+                let (first, rest) = (divisors.first().copied().unwrap_or(1.0), &divisors[rotated..]);
+                let alike = divisors[..rotated].iter().all(|&divisor| divisor == first);
+                let whole = 2 * divisors.len() == self.source.full_head_dim()?;
+                if rotated == 0 || !alike || !whole || rest.iter().any(|divisor| divisor.is_finite()) {
+                    let got = format!("{} divisors of frequencies", divisors.len());
+                    let want = "MLX's layout of this model rotates the first pairs of a head, and no others";
+                    return Err(self.refuse("rope_freqs.weight", &got, want));
+                }
+                full.insert("rope_type".into(), "proportional".into());
+                let fraction = rotated as f64 / divisors.len() as f64;
+                full.insert("partial_rotary_factor".into(), fraction.into());
+                if first != 1.0 {
+                    full.insert("factor".into(), self.number("factor", first.into())?);
+                }
+            }
+        }
+        full.insert("rope_theta".into(), theta);
+        let local = self.number("rope_theta", self.source.local_theta()?)?;
+        let sliding = json!({ "rope_type": "default", "rope_theta": local });
+        for key in ["rope_theta", "rope_scaling", "partial_rotary_factor"] {
+            self.json.remove(key);
+        }
+        self.put("rope_parameters", json!({ "full_attention": full, "sliding_attention": sliding }));
         Ok(())
     }
 

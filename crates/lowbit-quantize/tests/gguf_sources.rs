@@ -367,7 +367,7 @@ fn what_mlx_has_no_place_for_is_refused_before_anything_is_written() {
             model: "qwen3",
             metadata: &with("tokenizer.ggml.model", Entry::String("rwkv".into())),
             tensor: &all,
-            want: "tokenizer: tokenizer.ggml.model \"rwkv\" is not supported; supported are gpt2 and llama",
+            want: "tokenizer: tokenizer.ggml.model \"rwkv\" is not supported; supported are gpt2, llama and gemma4",
         },
         Refused {
             model: "qwen3",

@@ -431,7 +431,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
             &bytes,
             "tokenizer.ggml.model",
             text("t5"),
-            r#"model "t5" is not supported; supported are gpt2 and llama"#,
+            r#"model "t5" is not supported; supported are gpt2, llama and gemma4"#,
         ),
         (&bytes, "tokenizer.ggml.model", Some(Value::U32(1)), "model should be a string, but is u32 1"),
         (&bytes, "tokenizer.ggml.model", None, "metadata key tokenizer.ggml.model is missing"),

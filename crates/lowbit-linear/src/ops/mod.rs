@@ -30,6 +30,7 @@ pub mod mul;
 pub mod qdq;
 pub mod quantized_matmul;
 pub mod rms_norm;
+pub mod softcap;
 pub mod sum_rows;
 
 pub use adam::{Adam, AdamStep, adam, adam_slices};
@@ -61,6 +62,7 @@ pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
     rms_norm_backward, rms_norm_to,
 };
+pub use softcap::softcap;
 pub use sum_rows::sum_rows;
 
 pub(crate) use lowbit_device::{Check, concat_rows, narrow};

@@ -86,5 +86,6 @@ pub(super) fn factors(
         embedding: or_one(factor("embedding_multiplier", "embedding_scale")?),
         residual: or_one(factor("residual_multiplier", "residual_scale")?),
         logits: (1.0 / divisor) as f32,
+        ..Multipliers::NONE
     })
 }

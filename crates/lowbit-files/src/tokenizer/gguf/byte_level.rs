@@ -69,8 +69,7 @@ impl Pre {
 
 /// Those whose rules llama.cpp and the models' tokenizer.json agree on. Encoders' are left out
 /// (`jina-*`, `roberta-bpe`, `modern-bert`, `whitespace`, `granite-embed-*`), and those that need
-/// more than patterns on bytes (`kimi-k2`, `afmoe`, `chameleon`, `superbpe`, `gemma4`,
-/// `sarvam-moe`).
+/// more than patterns on bytes (`kimi-k2`, `afmoe`, `chameleon`, `superbpe`, `sarvam-moe`).
 const PRES: [Pre; 26] = [
     Pre::new(
         &[
@@ -207,8 +206,8 @@ fn pre(vocabulary: &Vocabulary<'_>) -> Result<&'static Pre, FileError> {
 }
 
 /// Each merge is two tokens with a space between; a token's own bytes hold none, as a space is
-/// spelled `Ġ`.
-fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileError> {
+/// spelled `Ġ`, or `▁`.
+pub(super) fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileError> {
     let key = "tokenizer.ggml.merges";
     let merges = vocabulary.metadata.get::<&[String]>(key)?;
     let split = |merge: &String| match merge.split_once(' ') {

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::description::Description;
-use super::{Kind, Vocabulary, byte_level, sentencepiece};
+use super::{GEMMA_4, Kind, Vocabulary, byte_level, gemma4, sentencepiece};
 use crate::chat::named::{self, Named};
 use crate::gguf::Metadata;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
@@ -42,6 +42,7 @@ fn tokenizer_json(vocabulary: &Vocabulary<'_>, special: &SpecialTokens) -> Resul
     let Description { normalizer, pre_tokenizer, decoder, model, merges } =
         match vocabulary.metadata.get::<&str>("tokenizer.ggml.model")? {
             "llama" => sentencepiece::describe(vocabulary)?,
+            GEMMA_4 => gemma4::describe(vocabulary)?,
             _ => byte_level::describe(vocabulary)?,
         };
     let tokens = || (0..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds));

@@ -1,5 +1,5 @@
-//! A tokenizer from GGUF's `tokenizer.ggml.*`, for the models `gpt2` (byte-level BPE) and `llama`
-//! (SentencePiece BPE).
+//! A tokenizer from GGUF's `tokenizer.ggml.*`, for the models `gpt2` (byte-level BPE), `llama`
+//! (SentencePiece BPE) and `gemma4` (BPE of characters).
 //!
 //! Source: llama.cpp's `llama-vocab.cpp`, autumn 2026.
 
@@ -7,6 +7,7 @@ mod byte_level;
 mod description;
 mod ends;
 mod export;
+mod gemma4;
 mod sentencepiece;
 mod write;
 
@@ -35,10 +36,11 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
         let mut inner = match metadata.get::<&str>("tokenizer.ggml.model")? {
             "gpt2" => byte_level::build(&vocabulary, &mut defaults)?,
             "llama" => sentencepiece::build(&vocabulary, &mut defaults)?,
+            GEMMA_4 => gemma4::build(&vocabulary, &mut defaults)?,
             other => {
                 let other = shown(other);
                 let problem = format!(
-                    r#"tokenizer.ggml.model "{other}" is not supported; supported are gpt2 and llama"#
+                    r#"tokenizer.ggml.model "{other}" is not supported; supported are gpt2, llama and gemma4"#
                 );
                 return Err(vocabulary.error(problem));
             }
@@ -53,7 +55,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
     let eos = vocabulary.special_id("eos")?.or(defaults.eos);
     let eos_ids = vocabulary.ends.clone();
     let mut special = SpecialTokens { bos, eos, eos_ids, around_chats: true, ..Default::default() };
-    if metadata.find("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.add_bos) {
+    // llama.cpp does not obey a file of Gemma 4 that says no.
+    let always = metadata.find::<&str>("tokenizer.ggml.model")? == Some(GEMMA_4);
+    if metadata.find("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.add_bos) || always {
         special.before =
             Some(bos.ok_or_else(|| vocabulary.error("add_bos_token is set, but there is no bos"))?);
     }
@@ -63,6 +67,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
     }
     Ok(Tokenizer::new(engine, special))
 }
+
+/// `tokenizer.ggml.model` of Gemma 4's.
+const GEMMA_4: &str = "gemma4";
 
 /// Two tokens that are joined to one.
 type Merge<'a> = (&'a str, &'a str);

@@ -1,5 +1,6 @@
 //! A directory's tokenizer as `tokenizer.ggml.*`, the inverse of what this module reads: for
-//! byte-level BPE whose cuts have a name in `tokenizer.ggml.pre`, and for SentencePiece's BPE.
+//! byte-level BPE whose cuts have a name in `tokenizer.ggml.pre`, for SentencePiece's BPE and Gemma
+//! 4's.
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base` and
 //! `_create_vocab_sentencepiece`, and `gguf-py/gguf/vocab.py`, `SpecialVocab`. The converter knows
@@ -16,7 +17,7 @@ use tokenizers::{AddedToken, Model};
 
 use super::sentencepiece::SPACE;
 use super::sentencepiece::write::{Spaces, is_byte, scores};
-use super::{GPT_2, Kind, Merge, Vocabulary, byte_level};
+use super::{GEMMA_4, GPT_2, Kind, Merge, Vocabulary, byte_level, gemma4};
 use crate::chat::named::{self, Named};
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer::GgufTokenizer;
@@ -100,6 +101,7 @@ impl Source<'_> {
             }
         }
         match self.is_sentencepiece() {
+            true if self.is_gemma4() => self.gemma4(vocab_size),
             true => self.sentencepiece(vocab_size),
             false => self.byte_level(vocab_size),
         }
@@ -107,6 +109,39 @@ impl Source<'_> {
 
     fn is_sentencepiece(&self) -> bool {
         self.json["model"]["byte_fallback"] == Json::Bool(true)
+    }
+
+    /// True if it is a model's whose tokenizer llama.cpp reads by its merges.
+    fn is_gemma4(&self) -> bool {
+        let model_type = self.checkpoint.config().ok().and_then(|config| config["model_type"].as_str());
+        model_type.is_some_and(|name| name.starts_with("gemma4"))
+    }
+
+    fn gemma4(&mut self, vocab_size: usize) -> Result<bool, FileError> {
+        /// llama.cpp's converter's, which nobody reads.
+        const SCORE: f32 = -1000.0;
+        gemma4::check(&self.json).map_err(|error| self.error(error))?;
+        let (tokens, mut kinds) = self.tokens(vocab_size)?;
+        for (token, kind) in tokens.iter().zip(&mut kinds) {
+            if gemma4::VISIBLE.contains(&token.as_str()) {
+                *kind = Kind::UserDefined as i32;
+            }
+        }
+        let crossing = self.merges().find(|merge| gemma4::crosses_lines(*merge));
+        if let Some(merge) = crossing.map(|(left, right)| shown(format!("{left}{right}")).to_string()) {
+            self.warn(format!(
+                "llama.cpp joins nothing across line breaks, as {merge} is: some texts get other tokens"
+            ));
+        }
+        let merges: Vec<String> = self.merges().map(|(left, right)| format!("{left} {right}")).collect();
+        let scores = vec![SCORE; tokens.len()];
+        self.put("ggml.add_space_prefix", Value::Bool(false));
+        self.put("ggml.model", Value::String(GEMMA_4.into()));
+        self.put("ggml.tokens", Value::Array(Array::String(tokens)));
+        self.put("ggml.scores", Value::Array(Array::F32(scores)));
+        self.put("ggml.token_type", Value::Array(Array::I32(kinds)));
+        self.put("ggml.merges", Value::Array(Array::String(merges)));
+        Ok(true)
     }
 
     fn byte_level(&mut self, vocab_size: usize) -> Result<bool, FileError> {

@@ -27,7 +27,9 @@ fn every_type_of_a_step_and_of_a_prompt() {
 
 #[test]
 fn sizes_of_heads() {
-    for (width, value_width) in [(1, 8), (7, 16), (64, 64), (80, 17), (128, 128), (256, 256)] {
+    for (width, value_width) in
+        [(1, 8), (7, 16), (64, 64), (80, 17), (128, 128), (256, 256), (512, 512), (512, 64)]
+    {
         let case = Case { width, value_width, ..CASE };
         case.check(&positions(0..35), F32, F32, &gpu());
         case.check(&[90, 91], F32, FloatType::BF16, &gpu());
@@ -147,6 +149,8 @@ fn steps_on_tensor_cores() {
         (16, 256, 64),
         (18, 64, 128),
         (32, 256, 256),
+        (16, 512, 512),
+        (6, 512, 128),
         (14, 64, 48),
         (18, 16, 16),
     ] {

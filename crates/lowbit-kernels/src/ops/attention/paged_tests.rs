@@ -255,6 +255,7 @@ mod on_a_gpu {
             (16, 1, 256, 64),
             (12, 1, 64, 128),
             (18, 1, 64, 64),
+            (16, 2, 512, 512),
         ] {
             let dtype = if query_heads == 14 { FloatType::BF16 } else { FloatType::F16 };
             let case = Case { query_heads, heads, width, value_width, dtypes: [dtype; 2], ..CASE };

@@ -17,6 +17,9 @@ const PLANES: usize = 4;
 const SLOTS: usize = 8;
 /// The most units that share a key: more of them would spend their time adding up.
 const MAX_LANES: usize = 16;
+/// Elements of a row per unit, from which even so many units share a key: registers do not hold
+/// more.
+const MAX_SLOTS: usize = 16;
 /// Cubes per multiprocessor that keep it busy.
 const FULL: usize = 2;
 
@@ -135,7 +138,8 @@ pub(super) fn stream_config(
     let planes = if small { 1 } else { 32 * PLANES / plane.unwrap_or(SMALLEST_PLANE).max(1) };
     let plane = plane.unwrap_or(SMALLEST_PLANE);
     let widest = width.max(value_width);
-    let lanes = widest.div_ceil(SLOTS).next_power_of_two().min(MAX_LANES).min(plane);
+    let most_lanes = MAX_LANES.max(widest.div_ceil(MAX_SLOTS).next_power_of_two());
+    let lanes = widest.div_ceil(SLOTS).next_power_of_two().min(most_lanes).min(plane);
     let slots = widest.div_ceil(lanes);
     // A small plane is a CPU's, which gains nothing from more rows at once.
     let most = if slots <= SLOTS && !small { 8 } else { 4 };
@@ -330,6 +334,8 @@ mod tests {
             ((4, 4, 8192, 256), Some(32), (4, 16, 2, 4), 66),
             ((2048, 8, 8192, 128), Some(32), (8, 16, 4, 4), 1),
             ((1, 8, 8192, 64), Some(64), (1, 8, 4, 2), 33),
+            ((8, 4, 8192, 512), Some(32), (4, 32, 2, 4), 33),
+            ((8, 4, 8192, 512), Some(8), (4, 8, 2, 1), 1),
             ((4, 8, 8192, 128), Some(8), (4, 8, 2, 1), 1),
             ((4, 1, 8192, 128), Some(8), (4, 8, 2, 1), 8),
             ((4, 8, 8192, 20), None, (4, 4, 4, 32), 33),
@@ -460,6 +466,9 @@ mod tests {
             ((4, 4, 131_072, 256), 80, "step of 4 planes with 2 tiles of 16", 33),
             ((4, 4, 131_072, 256), 89, "step of 2 planes with 2 tiles of 16", 33),
             ((4, 4, 131_072, 192), 90, "tile", 33),
+            ((8, 4, 131_072, 512), 90, "step of 2 planes with 2 tiles of 16", 33),
+            ((8, 4, 131_072, 512), 89, "step of 2 planes with 1 tiles of 16", 33),
+            ((16, 4, 131_072, 512), 90, "another", 33),
             ((16384, 4, 131_072, 256), 90, "wgmma of 80", 1),
             ((2048, 4, 131_072, 256), 90, "wgmma of 80", 2),
             ((2048, 4, 1024, 256), 90, "wgmma of 80", 1),

@@ -136,7 +136,8 @@ fn exact_attention_is_in_f32_on_every_cpu() {
 #[test]
 fn head_sizes_around_the_lanes() {
     for device in devices() {
-        for (width, value_width) in [(1, 8), (7, 16), (8, 17), (15, 1), (16, 9), (17, 15), (33, 40), (65, 7)]
+        for (width, value_width) in
+            [(1, 8), (7, 16), (8, 17), (15, 1), (16, 9), (17, 15), (33, 40), (65, 7), (512, 512)]
         {
             let case = Case { width, value_width, ..CASE };
             case.check(&(0..35).collect::<Vec<_>>(), FloatType::F32, FloatType::F32, &device);

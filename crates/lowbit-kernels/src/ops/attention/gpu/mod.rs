@@ -57,6 +57,9 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         push(dtype, dtype, [4, 8, 4096, 128, 128]);
         push(dtype, floats[(i + 1) % 3], [7, 2, 64, 13, 13]);
     }
+    // Of Gemma 4's layers without a window: a step, and a prompt.
+    push(FloatType::BF16, FloatType::BF16, [16, 4, 4096, 512, 512]);
+    push(FloatType::F16, FloatType::F16, [2048, 4, 4096, 512, 512]);
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
     // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps of one token and of a
@@ -71,6 +74,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         (16, 4096, 256),
         (16, 4096, 64),
         (4, 4096, 96),
+        (8, 4096, 512),
     ];
     for (rows, capacity, width) in sizes {
         let dtype = if rows < 8192 { FloatType::F16 } else { FloatType::BF16 };

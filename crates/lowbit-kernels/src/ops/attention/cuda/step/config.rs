@@ -8,7 +8,7 @@ use lowbit_formats::FloatType;
 pub(in super::super::super) struct StepConfig {
     /// The type of q, k, v and y: f16 or bf16.
     pub dtype: FloatType,
-    /// D: 64, 128 or 256.
+    /// D: 64, 128, 256 or 512.
     pub width: usize,
     /// Dv, one of the same.
     pub value_width: usize,
@@ -60,9 +60,12 @@ impl StepConfig {
         blocks: usize,
         (planes, stages): (usize, usize),
     ) -> Option<Self> {
-        let taken = [width, value_width].iter().all(|width| [64, 128, 256].contains(width));
+        let widest = width.max(value_width);
+        let known = [width, value_width].iter().all(|width| [64, 128, 256, 512].contains(width));
+        // Registers hold 4096 sums of a plane.
+        let taken = known && blocks * value_width <= 512;
         // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
-        let keys = 4096 / width.max(value_width);
+        let keys = (4096 / widest).max(16);
         let (split, paged) = (false, false);
         taken.then_some(Self { dtype, width, value_width, blocks, planes, keys, stages, split, paged })
     }

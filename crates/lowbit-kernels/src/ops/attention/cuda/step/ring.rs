@@ -67,26 +67,31 @@ impl Ring {
         #[comptime] config: StepConfig,
     ) {
         let vectors = comptime!(width / 8);
-        // Rows that the plane's units copy at once, a vector each.
-        let pass = comptime!(32 / vectors);
+        // Vectors of a row that a unit copies, and rows that the plane's units copy at once.
+        let (each, pass) = comptime!((vectors.div_ceil(32), 32 / vectors.min(32)));
+        let across = comptime!(vectors.min(32) as u32);
         let stride = comptime!(16 * (vectors + 1));
         let lane = UNIT_POS_X % 32u32;
-        let (row, column) = (lane / comptime!(vectors as u32), lane % comptime!(vectors as u32));
+        let (row, column) = (lane / across, lane % across);
         let (first, start) = tile;
         if first < self.end {
             let to = self.at + to + row * comptime!(stride as u32) + column * 16u32;
             if first + comptime!(config.keys as u32) <= self.end {
                 let from = pointer(x, (start + row) * comptime!(vectors as u32) + column, 4usize);
                 #[unroll]
-                for n in 0..comptime!(config.keys / pass) {
-                    copy_from(from, comptime!(n * pass * vectors), to, comptime!(n * pass * stride));
+                for i in 0..comptime!(config.keys / pass * each) {
+                    let (n, part) = comptime!((i / each, i % each));
+                    let at = comptime!(n * pass * stride + 512 * part);
+                    copy_from(from, comptime!(n * pass * vectors + 32 * part), to, at);
                 }
             } else {
                 #[unroll]
-                for n in 0..comptime!(config.keys / pass) {
+                for i in 0..comptime!(config.keys / pass * each) {
+                    let (n, part) = comptime!((i / each, i % each));
                     let row = start + min(row + comptime!((n * pass) as u32), self.end - 1u32 - first);
                     let from = pointer(x, row * comptime!(vectors as u32) + column, 4usize);
-                    copy_from(from, 0usize, to, comptime!(n * pass * stride));
+                    let at = comptime!(n * pass * stride + 512 * part);
+                    copy_from(from, comptime!(32 * part), to, at);
                 }
             }
         }

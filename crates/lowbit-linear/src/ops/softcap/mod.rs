@@ -1,0 +1,81 @@
+//! Numbers bent towards a cap: the logits of Gemma.
+
+mod bench;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
+#[cfg(test)]
+mod tests;
+
+use super::Check;
+use super::elementwise;
+use crate::simd::{Simd, math::Math, slices::Map};
+use crate::{Device, KernelError, Tensor};
+
+/// `z = y * tanh(x / y)`, element by element, with one `y`, above 0, for each column: z is close to
+/// x where x is far below y, and never beyond y.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[.., D]` | f32, f16, bf16 |
+/// | y | `[D]` | f32, f16, bf16 |
+/// | z | x's | x's |
+///
+/// All arithmetic is f32, rounded once to x's dtype. NaN in x stays NaN.
+///
+/// Source: transformers 5.24 `Gemma4ForCausalLM`; mlx-lm 0.32 `logit_softcap`; llama.cpp's
+/// `f_final_logit_softcapping`.
+///
+/// # Errors
+/// [`KernelError::Shape`] for another number of caps, [`KernelError::Value`] for other dtypes.
+pub fn softcap(x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
+    let check = Check("softcap");
+    let dtype = check.float("x", x)?.dtype();
+    let columns = x.shape().last().copied().unwrap_or(1);
+    check.shape("y", y, &[columns], || format!("x {:?}", x.shape()))?;
+    check.float("y", y)?;
+    check.same_device("y", y.device(), x.device())?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::softcap(check, gpu, x, y),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let (x, y) = (check.widened("x", x)?, check.widened("y", y)?);
+            elementwise::map_rows(cpu, Capped, &x, &y)?.cast(dtype)
+        }
+    }
+}
+
+/// `(tanh(x) - x) / x^3` below [`SMALL`], by powers of x^2, highest first: the series of tanh.
+const SERIES: [f32; 4] = [62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0];
+/// The series is short of less than f32's rounding up to here, and beyond it `1 - e^-2x` keeps its
+/// digits.
+const SMALL: f32 = 0.25;
+
+struct Capped;
+
+impl Map<2> for Capped {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, simd: S, [x, cap]: [S::V; 2]) -> S::V {
+        simd.mul(cap, tanh(simd, simd.div(x, cap)))
+    }
+}
+
+#[inline(always)]
+fn tanh<S: Simd>(simd: S, x: S::V) -> S::V {
+    let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
+    let minus = simd.sub(zero, x);
+    let magnitude = simd.max(minus, x);
+    let e = simd.exp(simd.mul(magnitude, simd.splat(-2.0)));
+    let large = simd.div(simd.sub(one, e), simd.add(one, e));
+    let large = simd.select_lt(x, zero, simd.sub(zero, large), large);
+    let square = simd.mul(x, x);
+    let mut series = simd.splat(SERIES[0]);
+    for c in &SERIES[1..] {
+        series = simd.mul_add(series, square, simd.splat(*c));
+    }
+    let small = simd.mul_add(simd.mul(series, square), x, x);
+    simd.select_lt(magnitude, simd.splat(SMALL), small, large)
+}
