@@ -3,7 +3,7 @@
 use crate::model::{ModelRunner, failed, of_row};
 use crate::runner::{Outcome, Part, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, EngineOptions, Request};
-use lowbit_kernels::{KernelError, Tensor, ops};
+use lowbit_kernels::{Device, KernelError, Tensor, ops};
 use lowbit_models::{
     BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, FirstRow, GenerationOptions, LogitRules,
     ModelError, PoolCache, PoolMark, PoolSequence,
@@ -227,6 +227,13 @@ impl Runner for PooledRunner {
                 model.synchronize().map_err(|error| self.one.sorted(error))?;
                 Ok(vec![])
             }
+        }
+    }
+
+    fn compilations(&self) -> usize {
+        match self.one.model.device() {
+            Device::Gpu(gpu) => gpu.compilations(),
+            Device::Cpu(_) => 0,
         }
     }
 

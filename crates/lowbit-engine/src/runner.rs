@@ -161,6 +161,11 @@ pub(crate) trait Runner {
     /// order.
     fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
 
+    /// Kernels compiled so far: a pass that compiles one takes longer than others like it.
+    fn compilations(&self) -> usize {
+        0
+    }
+
     /// Runs a token of each row; a result for each row that samples, in order.
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
 }

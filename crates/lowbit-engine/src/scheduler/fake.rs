@@ -47,6 +47,10 @@ pub(super) struct Fake {
     pub on_the_way: Rc<Cell<bool>>,
     /// The most parts of a pass.
     pub most_parts: Rc<Cell<usize>>,
+    /// Kernels that the next pass over prompts compiles, which takes a second, and those compiled
+    /// so far.
+    pub uncompiled: Rc<Cell<usize>>,
+    pub compiled: Rc<Cell<usize>>,
 }
 
 pub(super) struct FakeCache {
@@ -89,7 +93,8 @@ impl Fake {
         let (memory, fixed) = (Rc::new(Cell::new(usize::MAX)), Rc::new(Cell::new(1000)));
         let (clock, bytes, passes, on_the_way) = Default::default();
         let most_parts = Rc::new(Cell::new(usize::MAX));
-        Self { sizes, clock, bytes, memory, passes, fixed, on_the_way, most_parts }
+        let (uncompiled, compiled) = Default::default();
+        Self { sizes, clock, bytes, memory, passes, fixed, on_the_way, most_parts, uncompiled, compiled }
     }
 
     fn takes(&self, micros: usize) {
@@ -176,6 +181,8 @@ impl Runner for Fake {
         assert!(!tokens.contains(&0) && !tokens.is_empty(), "each part gets on");
         self.takes(self.fixed.get() + 10 * tokens.iter().sum::<usize>());
         self.passes.borrow_mut().push(tokens);
+        self.takes(1_000_000 * self.uncompiled.get());
+        self.compiled.set(self.compiled.get() + self.uncompiled.take());
         if parts.iter().any(|part| part.tokens.contains(&BROKEN)) {
             return Err(EngineError::Panicked { message: "the pass failed".into() });
         }
@@ -198,6 +205,10 @@ impl Runner for Fake {
             }));
         }
         Ok(drawn)
+    }
+
+    fn compilations(&self) -> usize {
+        self.compiled.get()
     }
 
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {

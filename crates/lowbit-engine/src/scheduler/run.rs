@@ -168,6 +168,7 @@ impl<R: Runner> Scheduler<R> {
             let cache = &mut live.held.cache;
             parts.push(Part { cache, tokens: text, places, marks: vec![], draws });
         }
+        let compiled = self.runner.compilations();
         let drawn = match self.runner.prefill(&mut parts) {
             Ok(drawn) => drawn,
             Err(error) if error.is_lost() => return Err(error),
@@ -180,7 +181,10 @@ impl<R: Runner> Scheduler<R> {
         let marks: Vec<_> = parts.into_iter().map(|part| part.marks).collect();
         let now = (self.now)();
         let took = now.saturating_sub(before);
-        self.cost.add(tokens, took);
+        // Of a pass that compiled a kernel nothing can be learned about the next ones.
+        if self.runner.compilations() == compiled {
+            self.cost.add(tokens, took);
+        }
         self.counts.prefill_passes += 1;
         self.counts.prefill_tokens += tokens as u64;
         self.counts.prefill_time += took;

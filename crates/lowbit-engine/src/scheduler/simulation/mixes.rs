@@ -166,6 +166,26 @@ fn what_a_pass_costs_without_tokens_is_an_eighth_of_it() {
 }
 
 #[test]
+fn a_pass_that_compiled_a_kernel_does_not_shorten_the_next_ones() {
+    let passes = |compiles: usize| {
+        let mut simulation = Simulation::new(0, 100_000, |options| {
+            options.with_target_inter_token(Duration::from_millis(20)).with_prefill_chunk(4096)
+        });
+        simulation.submit(without_stop(prompt(0, 0, 0, 300), 500), None).unwrap();
+        simulation.step();
+        // While others write, the first of several prompts compiles.
+        simulation.fake.uncompiled.set(compiles);
+        for own in 1..8 {
+            simulation.submit(without_stop(prompt(1, 0, own, 600), 0), None).unwrap();
+            (0..5).for_each(|_| simulation.step());
+        }
+        simulation.finish();
+        simulation.fake.passes.take()
+    };
+    assert_eq!(passes(1), passes(0));
+}
+
+#[test]
 fn t31_a_request_is_preempted_twice_at_most() {
     let mut simulation = Simulation::new(0, 1600, |options| options);
     let ids: Vec<_> = (0..6)
