@@ -7,8 +7,8 @@ use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_models::arch::{self, Architecture, ModelType, WindowKeys};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DecoderConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Config, MixerSpec,
-    MlpConfig, MoeConfig, QueryScale, RopeKind, rope_params, rope_params_of,
+    AttentionConfig, DecoderConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Config,
+    MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind, rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;

@@ -1,6 +1,6 @@
 use super::{
-    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, LatentAttention, LayerInput, LayerNorms, LayerSpec,
-    Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
+    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, LatentAttention, LayerInput, LayerNorms,
+    LayerSpec, Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;

@@ -1,8 +1,7 @@
 use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
-    EXPERT_SCALE, EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, FUSED_SHARED_EXPERT, Name,
-    ROUTER,
-    SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE,
+    EXPERT_SCALE, EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, FUSED_SHARED_EXPERT,
+    Name, ROUTER, SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE,
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};

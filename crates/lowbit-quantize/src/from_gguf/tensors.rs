@@ -11,8 +11,8 @@ use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
 use lowbit_models::names::{
     A_LOG, CONV1D, EMBED_Q, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, FUSED_SHARED_EXPERT, IN_PROJ_A,
-    IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D, MAMBA_NORM,
-    NORM, Name, PER_LAYER_TOP, SHARED_EXPERT, SHORT_CONV, UNEMBED_OUT,
+    IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D,
+    MAMBA_NORM, NORM, Name, PER_LAYER_TOP, SHARED_EXPERT, SHORT_CONV, UNEMBED_OUT,
 };
 
 /// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
