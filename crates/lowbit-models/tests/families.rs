@@ -246,13 +246,13 @@ fn small_gemma_4_reads_keys_of_earlier_layers() {
     let plain = changed("gemma4_small", &|_| ()).unwrap();
     let shared = |count: u32| set("num_kv_shared_layers", json!(count));
     // All layers have their own keys in the file, or lack them.
-    assert_refused("gemma4_small", &shared(1), ["k_proj", "layers.2"]);
+    assert_refused("gemma4_small", &shared(1), ["k_norm", "layers.2"]);
     assert_refused("gemma4_small", &shared(3), ["num_kv_shared_layers is 3", "before layer 1"]);
     assert_refused("gemma4_small", &shared(4), ["num_kv_shared_layers is 4", "4 layers"]);
     assert_refused("gemma4_small", &set("use_double_wide_mlp", json!(false)), ["layers.2.mlp", "96"]);
     let key = "hidden_size_per_layer_input";
     // transformers' default.
-    assert_refused("gemma4_small", &|config| drop(config.remove(key)), ["embed_tokens_per_layer", "1024"]);
+    assert_refused("gemma4_small", &|config| drop(config.remove(key)), ["per_layer_input_gate", "256"]);
     assert_refused("gemma4_small", &set("vocab_size_per_layer_input", json!(300)), ["300", "317"]);
     // Layers of their own kind have the same keys: this changes nothing but windows.
     assert_ne!(changed("gemma4_small", &set("sliding_window", json!(2))).unwrap(), plain);

@@ -92,6 +92,7 @@ pub(super) fn metadata(
     let layers = computed.decoder().num_hidden_layers + predictors;
     builder.put_own("block_count", u32_value(config, "num_hidden_layers", layers)?)?;
     builder.sizes(BEFORE_HEADS)?;
+<<<<<<< ours
     let keys = ["block_auto_adjust_ff_dim", "shared_intermediate_size"];
     match computed.mlp().filter(|_| keys.iter().any(|key| config.computes(key))) {
         Some(mlp) => builder.put_own(MLP[0].1, u32_value(config, MLP[0].0, mlp.intermediate_size)?)?,
@@ -101,6 +102,9 @@ pub(super) fn metadata(
         }
         None => builder.sizes(MLP)?,
     }
+=======
+    builder.mlp()?;
+>>>>>>> theirs
     builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", computed.heads()?)?)?;
     builder.key_heads()?;
     builder.rope()?;
@@ -115,6 +119,7 @@ pub(super) fn metadata(
         let [usual, other] = EXPERTS_PER_TOKEN;
         builder.sizes(&[if computed.computes(other.0) { other } else { usual }])?;
     }
+<<<<<<< ours
     let dim = u32_value(config, "head_dim", computed.full_head_dim()?)?;
     match computed.latents() {
         Some(latents) => builder.latents(latents)?,
@@ -126,6 +131,9 @@ pub(super) fn metadata(
     if computed.has_two_sizes() {
         builder.sizes_by_kind(dim.clone())?;
     }
+=======
+    let dim = builder.head_sizes()?;
+>>>>>>> theirs
     if has_experts && architecture.gguf_name(ROUTER.0).is_some() {
         builder.sizes(EXPERTS)?;
         let (own, key) = EXPERTS[0];
@@ -260,6 +268,34 @@ impl Builder<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The rows of the MLP: of each layer, where they differ in Gemma 4.
+    fn mlp(&mut self) -> Result<(), QuantizeError> {
+        let (computed, (json, gguf)) = (self.computed, MLP[0]);
+        let rows = computed.mlp_rows();
+        let differ = computed.has_two_sizes() && rows.iter().any(|other| *other != rows[0]);
+        let adjusted = computed.mlp().filter(|_| self.config.computes("block_auto_adjust_ff_dim"));
+        match adjusted {
+            Some(mlp) => self.put_own(gguf, u32_value(self.config, json, mlp.intermediate_size)?),
+            None if differ => {
+                let listed = self.listed(json, &rows)?;
+                self.put_own(gguf, listed)
+            }
+            None => self.sizes(MLP),
+        }
+    }
+
+    /// The size of a head, which it returns; of layers without a window where kinds of layers
+    /// differ.
+    fn head_sizes(&mut self) -> Result<Value, QuantizeError> {
+        let dim = u32_value(self.config, "head_dim", self.computed.full_head_dim()?)?;
+        self.put_own("attention.key_length", dim.clone())?;
+        self.put_own("attention.value_length", dim.clone())?;
+        if self.computed.has_two_sizes() {
+            self.sizes_by_kind(dim.clone())?;
+        }
+        Ok(dim)
     }
 
     /// Gemma 4's keys: the heads of layers with a window, and how much of a head is rotated, `dim`
