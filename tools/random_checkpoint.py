@@ -5,6 +5,8 @@
     tools/random_checkpoint.py qwen3.5-9b FOLDER --dense     bf16 in Hugging Face's layout, for lowbit quantize
     tools/random_checkpoint.py qwen3-0.5b FILE --gguf        f16, for llama-quantize; needs numpy and gguf
 
+    tools/random_checkpoint.py gemma4-e2b FOLDER             4 bits in MLX's layout
+
 The shapes are those of the published config.json files, but for qwen3-0.5b: Qwen3-0.6B with a smaller vocabulary, 487
 million parameters. The tokenizer is the demo model's, which knows the first 8192 ids, and a GGUF file has none: time with
 `lowbit bench --model FOLDER`, which takes ids."""
@@ -44,6 +46,14 @@ SHAPES = {
         "model_type": "qwen3_5_moe", "num_hidden_layers": 40, "hidden_size": 2048, "num_experts": 256,
         "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
         "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
+    },
+    # mlx-lm's defaults.
+    "gemma4-e2b": {
+        "model_type": "gemma4_text", "num_hidden_layers": 35, "hidden_size": 1536, "intermediate_size": 6144,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+        "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+        "sliding_window": 512, "final_logit_softcapping": 30.0, "vocab_size": 262144, "rms_norm_eps": 1e-6,
+        "vocab_size_per_layer_input": 262144, "max_position_embeddings": 131072, "tie_word_embeddings": True,
     },
     # Tied embeddings of 46.7 million weights, and 28 layers of 15.7 million.
     "qwen3-0.5b": {
@@ -211,6 +221,32 @@ def qwen3(shape):
     return tensors, {**shape, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
 
 
+def gemma4(shape):
+    """The same of a small Gemma 4, whose last layers read the keys of earlier ones."""
+    tensors, layers, hidden = Tensors(), shape["num_hidden_layers"], shape["hidden_size"]
+    own, shared = shape["hidden_size_per_layer_input"], min(shape["num_kv_shared_layers"], layers // 2)
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
+    tensors.quantized("model.embed_tokens_per_layer", shape["vocab_size"], layers * own)
+    tensors.quantized("model.per_layer_model_projection", layers * own, hidden)
+    tensors.plain("model.per_layer_projection_norm.weight", [own], 1.0)
+    kinds = ["full_attention" if i % 5 == 4 or i == layers - 1 else "sliding_attention" for i in range(layers)]
+    for index, kind in enumerate(kinds):
+        layer = f"model.layers.{index}"
+        dim = shape["head_dim" if kind == "sliding_attention" else "global_head_dim"]
+        attention(tensors, f"{layer}.self_attn", {**shape, "head_dim": dim}, gated=False)
+        double = 2 if index >= layers - shared else 1
+        feedforward(tensors, f"{layer}.mlp", hidden, double * shape["intermediate_size"])
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            tensors.plain(f"{layer}.{norm}_layernorm.weight", [hidden], 1.0)
+        tensors.plain(f"{layer}.post_per_layer_input_norm.weight", [hidden], 1.0)
+        tensors.quantized(f"{layer}.per_layer_input_gate", own, hidden)
+        tensors.quantized(f"{layer}.per_layer_projection", hidden, own)
+        tensors.plain(f"{layer}.layer_scalar", [1], 1.0)
+    tensors.plain("model.norm.weight", [hidden], 1.0)
+    config = {**shape, "layer_types": kinds, "num_kv_shared_layers": shared}
+    return tensors, {**config, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
+
+
 def gguf_tensors(shape):
     """Names and shapes of a plain Qwen3's tensors, as llama.cpp's converter names them."""
     hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
@@ -270,17 +306,18 @@ def main():
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    plain = SHAPES[arguments.shape]["model_type"] == "qwen3"
-    shape = SHAPES[arguments.shape] if plain else {**COMMON, **SHAPES[arguments.shape]}
+    makers = {"qwen3": qwen3, "gemma4_text": gemma4}
+    maker = makers.get(SHAPES[arguments.shape]["model_type"])
+    shape = SHAPES[arguments.shape] if maker else {**COMMON, **SHAPES[arguments.shape]}
     if arguments.layers:
         shape = {**shape, "num_hidden_layers": arguments.layers}
     if arguments.gguf:
-        if not plain:
+        if maker is not qwen3:
             parser.error("--gguf writes qwen3-0.5b alone")
         print(f"{arguments.folder}: {write_gguf(shape, arguments.folder, arguments.seed) / 1e9:.2f} GB")
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    tensors, config = qwen3(shape) if plain else checkpoint(shape, arguments.dense)
+    tensors, config = maker(shape) if maker else checkpoint(shape, arguments.dense)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
     size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
     demo = pathlib.Path(__file__).parent.parent / "models/demo"

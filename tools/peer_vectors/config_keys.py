@@ -38,6 +38,10 @@ MODEL_TYPES = [
     "gemma3",
     "granite",
     "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
     "gpt_oss",
     "phi3",
     "glm4",
@@ -53,9 +57,23 @@ MODEL_TYPES = [
     "minimax_m2",
 ]
 # What code asks of the object, not of config.json.
-METHODS = {"get_text_config", "is_heterogeneous"}
-# Of Qwen3.5's vision part, which stands in the same file.
+METHODS = {"get_text_config", "is_heterogeneous", "kv_sharing_modes"}
+# Of parts that see or hear, which stand in the same file.
 VISION = {
+    "attention_chunk_size",
+    "attention_context_left",
+    "attention_context_right",
+    "attention_invalid_logits_value",
+    "attention_logit_cap",
+    "conv_kernel_size",
+    "gradient_clipping",
+    "output_proj_dims",
+    "pooling_kernel_size",
+    "position_embedding_size",
+    "residual_weight",
+    "standardize",
+    "subsampling_conv_channels",
+    "use_clipped_linears",
     "depth",
     "in_channels",
     "num_heads",

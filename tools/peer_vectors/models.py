@@ -54,6 +54,8 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
     if "norm" in name:
         # Either 1 or, where the model computes with 1 + weight, 0.
         return value.mean() + 0.2 * normal
+    if name.endswith(("router.scale", "per_expert_scale", "layer_scalar")):
+        return 0.6 + 0.8 * uniform
     if name.endswith((".bias", "proj_bias")):
         return 0.3 * normal
     if name.endswith(".sinks"):
@@ -62,7 +64,7 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
         return 0.5 * normal
     if name.endswith("embed_tokens.weight"):
         return (0.25 if tied else 1.0) * normal
-    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "shared_expert_gate.weight": 1.5}
+    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "router.proj.weight": 30.0, "shared_expert_gate.weight": 1.5}
     if tied:
         # Layers that outweigh the token's own embedding: otherwise a tied head repeats that token for ever.
         gain |= {"o_proj.weight": 2.0, "down_proj.weight": 2.0}
@@ -109,6 +111,8 @@ def random_model(tiny: Tiny, model_class, tied: bool, generator: torch.Generator
         for name, buffer in model.named_buffers():
             if name.endswith(ROUTERS_BIASES):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(initial(name, buffer, tied, generator))
     saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to(getattr(torch, tiny.dtype))
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:

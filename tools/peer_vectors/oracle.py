@@ -87,7 +87,7 @@ class RouterGaps:
         self.least = math.inf
         self.hooks = []
         for name, module in model.named_modules():
-            if top_k and name.endswith(("mlp.gate", "mlp.router", "feed_forward.gate")):
+            if top_k and name.endswith(("mlp.gate", "mlp.router", "feed_forward.gate", "router.proj")):
                 self.hooks.append(module.register_forward_pre_hook(self.watch(top_k)))
 
     def watch(self, top_k: int):
@@ -117,6 +117,12 @@ class RouterGaps:
             hook.remove()
 
 
+def chosen_experts(model) -> int | None:
+    """Experts for each token, by whichever name the configuration has."""
+    config = model.config.get_text_config()
+    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+
+
 def save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -> None:
     """One metadata entry: safetensors would write several in random order, and files should be reproducible."""
     save_file(arrays, path, metadata={"about": json.dumps(metadata)})
@@ -124,7 +130,7 @@ def save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) ->
 
 def evaluate(model, tokens: np.ndarray, count: int = 20) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays of an expected.safetensors and its metadata."""
-    gaps = RouterGaps(model, getattr(model.config.get_text_config(), "num_experts_per_tok", None))
+    gaps = RouterGaps(model, chosen_experts(model))
     logits = prefill(model, tokens)
     steps = step_by_step(model, tokens)
     continuation, margin = greedy(model, tokens, count)

@@ -974,6 +974,88 @@ def gemma3_text(**fields) -> dict:
     }
 
 
+def gemma4_text(**fields) -> dict:
+    """Two layers with a window to one without, each kind with heads of its own size."""
+    return {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attention_k_eq_v": True,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 48,
+        "head_dim": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 64,
+        "hidden_size_per_layer_input": 0,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "max_position_embeddings": 512,
+        "moe_intermediate_size": None,
+        "num_attention_heads": 4,
+        "num_experts": None,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 0,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 21,
+        "tie_word_embeddings": True,
+        "top_k_experts": None,
+        "torch_dtype": "bfloat16",
+        "use_bidirectional_attention": None,
+        "use_cache": True,
+        "use_double_wide_mlp": False,
+        "vocab_size": 311,
+        "vocab_size_per_layer_input": 311,
+        **fields,
+    }
+
+
+def gemma4() -> Tiny:
+    return Tiny("gemma4", gemma4_text(), gguf_pre_tokenizer="default")
+
+
+def gemma4_moe() -> Tiny:
+    """Experts beside the MLP, and values with a projection of their own."""
+    config = gemma4_text(
+        attention_k_eq_v=False,
+        enable_moe_block=True,
+        layer_types=["sliding_attention", "full_attention"],
+        moe_intermediate_size=32,
+        num_experts=6,
+        num_global_key_value_heads=None,
+        num_hidden_layers=2,
+        top_k_experts=2,
+        vocab_size=313,
+    )
+    return Tiny("gemma4_moe", config, gguf_pre_tokenizer="default")
+
+
+def gemma4_small() -> Tiny:
+    """Embeddings of each layer's own, and layers that read the keys of earlier ones, with twice the MLP."""
+    config = gemma4_text(
+        attention_k_eq_v=False,
+        hidden_size_per_layer_input=32,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        num_global_key_value_heads=None,
+        num_hidden_layers=4,
+        num_key_value_heads=1,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        vocab_size=317,
+        vocab_size_per_layer_input=317,
+    )
+    return Tiny("gemma4_small", config, gguf_pre_tokenizer="default")
+
+
 def gemma3() -> Tiny:
     return Tiny("gemma3", {**gemma3_text(), "tie_word_embeddings": True}, gguf_pre_tokenizer="default")
 
@@ -1081,4 +1163,7 @@ def all_tiny() -> list[Tiny]:
         exaone4(),
         hunyuan(),
         minimax_m2(),
+        gemma4(),
+        gemma4_moe(),
+        gemma4_small(),
     ]

@@ -147,7 +147,7 @@ def measure(model, tokens: list[int], logits: torch.Tensor) -> Expected:
     original = rope.get("original_max_position_embeddings") or 0
     if rope.get("rope_type") == "longrope" and len(tokens) <= original < len(tokens) + GENERATED:
         raise Unfair("transformers changes LongRoPE's factors within the reply")
-    gaps = oracle.RouterGaps(model, getattr(model.config.get_text_config(), "num_experts_per_tok", None))
+    gaps = oracle.RouterGaps(model, oracle.chosen_experts(model))
     nll = negative_log_likelihood(logits, tokens)
     greedy, leads = continuation(model, tokens)
     gaps.close()

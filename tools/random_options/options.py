@@ -13,7 +13,8 @@ EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral", "gp
 # Those whose experts have the MLP's size, and one name more for their number.
 LOCAL_EXPERTS = ("mixtral", "gpt_oss", "minimax_m2")
 # Those whose windows have no switch.
-ALWAYS_WINDOWED = ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
+GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")
+ALWAYS_WINDOWED = (*GEMMA4, "gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
 WINDOWED = (*ALWAYS_WINDOWED, "qwen3", "qwen3_moe", "qwen2", "smollm3")
 SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
 SIGMOIDS = ("glm4_moe", "lfm2_moe")
@@ -34,11 +35,20 @@ def sizes(case: Case, r: random.Random) -> None:
     text["num_hidden_layers"] = layers = r.choice([1, 2, 2, 3, 4, 5])
     if "layer_types" in text:
         kinds = ["linear_attention", "full_attention"] if case.architecture in HYBRIDS else ["full_attention"]
-        if case.architecture in ("gpt_oss", "olmo3", "exaone4"):
+        if case.architecture in ("gpt_oss", "olmo3", "exaone4", *GEMMA4):
             kinds = ["sliding_attention", "full_attention"]
         if case.architecture in SHORT_CONVOLUTIONS:
             kinds = ["conv", "full_attention"]
         text["layer_types"] = [r.choice(kinds) for _ in range(layers)]
+    if case.architecture in GEMMA4 and r.random() < 0.95:
+        # transformers computes nothing else.
+        text["layer_types"][-1] = "full_attention"
+    if case.architecture in GEMMA4:
+        small = case.architecture == "gemma4_small"
+        text["num_kv_shared_layers"] = r.choice([0, 1, 1, 2, 3]) if small else 0
+        text["hidden_size_per_layer_input"] = r.choice([0, 4, 32, 33, 64]) if small else 0
+        text["use_double_wide_mlp"] = r.random() < 0.5
+        text["vocab_size_per_layer_input"] = text["vocab_size"]
     if "no_rope_layers" in text:
         text["no_rope_layers"] = r.choice([None, [r.choice([0, 1]) for _ in range(layers)]])
         text["no_rope_layer_interval"] = r.choice([2, 3, 4])
@@ -64,6 +74,11 @@ def heads(case: Case, r: random.Random) -> None:
     text["num_key_value_heads"] = kv_heads
     text["num_attention_heads"] = kv_heads * r.choice([1, 2, 3, 4])
     text["head_dim"] = r.choice([4, 8, 12, 16, 24, 32, 40, 64])
+    if case.architecture in GEMMA4:
+        text["attention_k_eq_v"] = r.random() < 0.6
+        text["global_head_dim"] = r.choice([4, 8, 16, 24, 40, 48, 96])
+        text["num_global_key_value_heads"] = r.choice([None, 1, kv_heads, text["num_attention_heads"]])
+        text["final_logit_softcapping"] = r.choice([None, 30.0, 30.0, 5.0])
     if "query_pre_attn_scalar" in text and r.random() < 0.6:
         # As in all published models but one; GGUF has no key for another.
         text["query_pre_attn_scalar"] = text["head_dim"]
@@ -230,6 +245,17 @@ def short_convolutions(case: Case, r: random.Random) -> None:
         text["intermediate_size"] = text.pop("block_ff_dim")
 
 
+def experts_beside_mlps(case: Case, r: random.Random) -> None:
+    if case.architecture not in GEMMA4:
+        return
+    text = case.text
+    text["enable_moe_block"] = r.random() < (0.95 if case.architecture == "gemma4_moe" else 0.05)
+    if case.architecture == "gemma4_moe" or r.random() < 0.3:
+        text["num_experts"] = count = r.choice([1, 2, 4, 5, 8, 16])
+        text["top_k_experts"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= count])
+        text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
+
+
 def sparse_layers(case: Case, r: random.Random) -> None:
     """In Qwen3.5 these keys are without effect."""
     if case.architecture not in EXPERTS or (case.architecture == "qwen3_5_moe" and r.random() < 0.8):
@@ -264,6 +290,7 @@ OPTIONS = {
     "delta_nets": delta_nets,
     "experts": experts,
     "sparse_layers": sparse_layers,
+    "experts_beside_mlps": experts_beside_mlps,
     "sigmoid_experts": sigmoid_experts,
     "short_convolutions": short_convolutions,
     "rope": rope.option,

@@ -19,6 +19,9 @@ def option(case: Case, r: random.Random) -> None:
         return
     for key in NESTED:
         text.pop(key, None)
+    if case.architecture in ("gemma4", "gemma4_moe", "gemma4_small"):
+        proportional(text, r)
+        return
     if case.architecture in ("gemma3", "olmo3"):
         by_kind(case.architecture, text, r)
         return
@@ -57,6 +60,19 @@ def by_kind(architecture: str, text: dict, r: random.Random) -> None:
         return
     full = body | {"rope_type": kind, "rope_theta": theta}
     text["rope_parameters"] = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
+
+
+def proportional(text: dict, r: random.Random) -> None:
+    """Gemma 4's: one embedding for each kind of layer, always in the new spelling."""
+    if r.random() < 0.15:
+        return
+    full = {"rope_type": "proportional", "rope_theta": r.choice([1e6, 10000, 500.0])}
+    full |= maybe({"partial_rotary_factor": r.choice([0.25, 0.25, 0.5, 1.0, 0.3])}, 0.85, r)
+    full |= maybe({"factor": r.choice([1.0, 2.0, 8])}, 0.15, r)
+    if r.random() < 0.1:
+        full = {"rope_type": r.choice(["default", "linear"]), "rope_theta": 1e6, "factor": 2.0}
+    local = {"rope_type": "default", "rope_theta": r.choice([10000.0, 10000, 300.0])}
+    text["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
 
 
 def scaling(text: dict, kind: str, partial: float | None, architecture: str, r: random.Random) -> dict:

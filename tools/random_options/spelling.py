@@ -63,6 +63,10 @@ def aliases(case: Case, r: random.Random) -> None:
             text["num_experts"] = text["num_local_experts"] + 1
     if r.random() < 0.02:
         text["per_layer_config"] = {"0": {"hidden_act": "relu"}}
+    if "global_head_dim" in text and r.random() < 0.15:
+        sizes = {"head_dim": r.choice([8, 16, 40]), "num_key_value_heads": text.get("num_key_value_heads", 4)}
+        kinds = enumerate(text.get("layer_types") or [])
+        text["per_layer_config"] = {str(i): sizes for i, kind in kinds if kind == "full_attention"}
     if r.random() < 0.015:
         text["chunk_size_feed_forward"] = 8
     if r.random() < 0.015:

@@ -67,7 +67,7 @@ pub struct CacheSize {
     pub per_token: usize,
     /// The part that does not grow: states of gated delta nets.
     pub fixed: usize,
-    /// Layers with keys and values.
+    /// Layers with keys and values, also where these are an earlier layer's.
     pub attention_layers: usize,
     /// Keys and values are allocated for multiples of this many tokens.
     pub granule: usize,
@@ -314,6 +314,11 @@ impl KvCache {
     ) -> Result<Tensor, KernelError> {
         let pages = PagesMut { keys: &mut self.keys, values: &mut self.values, table: &rows.table };
         ops::rms_norm_rope_append_paged(pages, qkv, &rows.positions, [queries, keys])
+    }
+
+    /// Keys, and values.
+    pub(crate) fn tensors(&self) -> [&Tensor; 2] {
+        [&self.keys, &self.values]
     }
 
     /// A pool's pages, by the table of these rows.

@@ -340,6 +340,11 @@ impl<'a> Config<'a> {
         self.stored(key).is_some()
     }
 
+    /// True if `config.json` has `key`, be it null.
+    pub fn says(&self, key: &str) -> bool {
+        matches!(&self.source, Source::Json { text, .. } if text.contains_key(key))
+    }
+
     /// The number in the file, even if the architecture ignores the key.
     ///
     /// # Errors

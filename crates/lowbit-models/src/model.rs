@@ -108,7 +108,10 @@ impl Model {
     /// # Errors
     /// Those of allocating an empty one.
     pub fn cache_size(&self) -> Result<CacheSize, ModelError> {
-        Ok(CacheSize::of(&self.decoder.layer_caches(self.device())?))
+        let mut size = CacheSize::of(&self.decoder.layer_caches(self.device())?);
+        size.attention_layers +=
+            self.decoder.blocks().iter().filter(|block| block.cache_of().is_some()).count();
+        Ok(size)
     }
 
     /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32
@@ -222,10 +225,14 @@ impl Model {
     /// The output layer's weight, as these parameters have it.
     ///
     /// # Errors
-    /// [`ModelError::Headless`]; [`KernelError::Value`] for an output layer with a bias, which no
-    /// architecture here has.
+    /// [`ModelError::Headless`]; [`KernelError::Value`] for logits with a cap, and for an output
+    /// layer with a bias, which no architecture here has.
     pub(crate) fn output(&self, parameters: &Parameters) -> Result<Weight, ModelError> {
         self.check_head()?;
+        if self.decoder.has_softcap() {
+            let (got, want) = ("capped".into(), "a cap of logits has no gradient".into());
+            return Err(KernelError::Value { op: "output", operand: "logits", got, want }.into());
+        }
         let weight = self.decoder.head().weight().ok_or_else(|| KernelError::Value {
             op: "output",
             operand: "lm_head",

@@ -33,6 +33,25 @@ pub const POST_MLP_NORM: Name<'_> = ("post_mlp_layernorm", "post_ffw_norm");
 pub const PRE_FEEDFORWARD_NORM: Name<'_> = ("pre_feedforward_layernorm", "ffn_norm");
 pub const POST_FEEDFORWARD_NORM: Name<'_> = ("post_feedforward_layernorm", "post_ffw_norm");
 
+/// Gemma 4's norms where experts stand beside an MLP: of what the MLP gives, and of the experts'
+/// input and output.
+pub const POST_FEEDFORWARD_NORM_1: Name<'_> = ("post_feedforward_layernorm_1", "post_ffw_norm_1");
+pub const PRE_FEEDFORWARD_NORM_2: Name<'_> = ("pre_feedforward_layernorm_2", "pre_ffw_norm_2");
+pub const POST_FEEDFORWARD_NORM_2: Name<'_> = ("post_feedforward_layernorm_2", "post_ffw_norm_2");
+/// Embeddings of tokens for each layer, all in one row; the projection of the usual embedding that
+/// is added to them, and its norm.
+pub const EMBED_PER_LAYER: Name<'_> = ("embed_tokens_per_layer", "per_layer_token_embd");
+pub const PER_LAYER_MODEL_PROJ: Name<'_> = ("per_layer_model_projection", "per_layer_model_proj");
+pub const PER_LAYER_PROJ_NORM: Name<'_> = ("per_layer_projection_norm", "per_layer_proj_norm");
+/// Outside of the layers.
+pub const PER_LAYER_TOP: Names = &[EMBED_PER_LAYER, PER_LAYER_MODEL_PROJ, PER_LAYER_PROJ_NORM];
+/// A layer's use of its own.
+pub const PER_LAYER_GATE: Name<'_> = ("per_layer_input_gate", "inp_gate");
+pub const PER_LAYER_PROJ: Name<'_> = ("per_layer_projection", "proj");
+pub const PER_LAYER_NORM: Name<'_> = ("post_per_layer_input_norm", "post_norm");
+/// The factor of a layer's result.
+pub const LAYER_SCALAR: Name<'_> = ("layer_scalar", "layer_output_scale.weight");
+
 pub const Q_PROJ: Name<'_> = ("self_attn.q_proj", "attn_q");
 pub const K_PROJ: Name<'_> = ("self_attn.k_proj", "attn_k");
 pub const V_PROJ: Name<'_> = ("self_attn.v_proj", "attn_v");
@@ -56,6 +75,10 @@ pub const MLP: [Name<'_>; 3] =
 pub const FUSED_MLP: Name<'_> = ("mlp.gate_up_proj", "ffn_up");
 
 pub const ROUTER: Name<'_> = ("mlp.gate", "ffn_gate_inp");
+/// The weight of the norm before the router, but for a constant factor.
+pub const ROUTER_SCALE: Name<'_> = ("router.scale", "ffn_gate_inp.scale");
+/// A factor of each expert's weight.
+pub const EXPERT_SCALE: Name<'_> = ("router.per_expert_scale", "ffn_down_exps.scale");
 /// The bias that is added to experts' scores to choose by; it does not weigh them.
 pub const SELECTION_BIAS: Name<'_> = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias");
 /// MLX's names; Hugging Face stores one matrix per expert or other stacks.

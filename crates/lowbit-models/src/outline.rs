@@ -76,8 +76,9 @@ impl Outline {
         outline.word("vocab_size", vocab_size);
         outline.word("max_position_embeddings", outline.spec.config.max_position_embeddings);
         outline.numbers("rms_norm_eps", &[rms_norm_eps]);
-        let Multipliers { embedding, residual, logits } = outline.spec.multipliers;
+        let Multipliers { embedding, residual, logits, softcap, .. } = outline.spec.multipliers;
         outline.numbers("multipliers of embedding, layers and logits", &[embedding, residual, logits]);
+        outline.numbers("softcap of logits", softcap.as_slice());
         for (index, block) in decoder.blocks().iter().enumerate() {
             let before = outline.settings.len();
             block.outline(&mut outline);

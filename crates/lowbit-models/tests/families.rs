@@ -1,4 +1,5 @@
-//! Configurations of Olmo, EXAONE, Hunyuan and MiniMax that peers understand otherwise are refused.
+//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax and Gemma 4 that peers understand otherwise are
+//! refused.
 
 use serde_json::{Map, Value, json};
 use tiny::{Tiny, logits};
@@ -126,4 +127,136 @@ fn minimax_says_how_many_elements_are_rotated() {
     assert_refused("minimax_m2", &other, ["rotary_dim is 12", "partial_rotary_factor makes 6"]);
     assert_refused("minimax_m2", &set("rotary_dim", json!(26)), ["partial_rotary_factor", "24 elements"]);
     assert_refused("minimax_m2", &set("scoring_func", json!("softmax")), ["scoring_func", "sigmoid"]);
+}
+
+#[test]
+fn gemma_4_has_heads_of_two_sizes() {
+    let plain = changed("gemma4", &|_| ()).unwrap();
+    // As transformers saves it.
+    let listed = |sizes: Value| {
+        changed("gemma4", &|config| {
+            config.remove("global_head_dim");
+            config.remove("num_global_key_value_heads");
+            config.insert("per_layer_config".into(), json!({"2": sizes}));
+        })
+    };
+    assert_eq!(listed(json!({"head_dim": 48, "num_key_value_heads": 1})).unwrap(), plain);
+    assert!(listed(json!({"head_dim": 48})).unwrap_err().contains("k_proj"));
+    let error = listed(json!({"head_dim": 48, "sliding_window": 3})).unwrap_err();
+    assert!(error.contains("per_layer_config.2 is sliding_window"), "{error}");
+    let interval = changed("gemma4", &|config| drop(config.remove("layer_types"))).unwrap();
+    // The last of three layers is always a full one.
+    assert_eq!(interval, plain);
+    let sliding = json!(["full_attention", "sliding_attention", "sliding_attention"]);
+    assert_refused("gemma4", &set("layer_types", sliding), ["layer_types[2]", "sliding_attention"]);
+    assert_refused("gemma4", &set("global_head_dim", json!(47)), ["global_head_dim is 47", "even"]);
+    assert_refused(
+        "gemma4",
+        &set("num_global_key_value_heads", json!(3)),
+        ["is 3", "4 query heads of layer 2"],
+    );
+}
+
+#[test]
+fn gemma_4_rotates_a_part_of_its_wide_heads() {
+    let plain = changed("gemma4", &|_| ()).unwrap();
+    assert_eq!(changed("gemma4", &|config| drop(config.remove("rope_parameters"))).unwrap(), plain);
+    let full = |key: &'static str, value: Value| {
+        changed("gemma4", &move |config| config["rope_parameters"]["full_attention"][key] = value.clone())
+    };
+    assert_ne!(full("partial_rotary_factor", json!(0.5)).unwrap(), plain);
+    assert_ne!(
+        full("partial_rotary_factor", json!(1)).unwrap(),
+        full("partial_rotary_factor", json!(0.5)).unwrap()
+    );
+    assert_ne!(full("factor", json!(2.0)).unwrap(), plain);
+    let error = full("partial_rotary_factor", json!(0.03)).unwrap_err();
+    assert!(error.contains("0.03") && error.contains("48 elements"), "{error}");
+    let error = full("rope_type", json!("yarn")).unwrap_err();
+    assert!(error.contains("yarn") && error.contains("proportional or default"), "{error}");
+    let error = changed("gemma4", &|config| {
+        config["rope_parameters"]["sliding_attention"]["rope_type"] = json!("linear");
+    });
+    assert!(error.unwrap_err().contains("sliding_attention"));
+}
+
+#[test]
+fn gemma_4s_logits_have_a_cap() {
+    let plain = changed("gemma4", &|_| ()).unwrap();
+    let key = "final_logit_softcapping";
+    assert_ne!(changed("gemma4", &set(key, Value::Null)).unwrap(), plain);
+    assert_ne!(changed("gemma4", &set(key, json!(5))).unwrap(), plain);
+    assert_refused("gemma4", &set(key, json!(0)), [key, "above 0"]);
+    assert_refused("gemma4", &set("use_bidirectional_attention", json!("all")), ["all", "vision"]);
+    // Experts beside the MLP: without them, their tensors are left.
+    let error = changed("gemma4_moe", &set("enable_moe_block", json!(false))).unwrap_err();
+    assert!(error.contains("experts") || error.contains("router"), "{error}");
+    assert_ne!(
+        changed("gemma4_moe", &|_| ()).unwrap(),
+        changed("gemma4_moe", &set("top_k_experts", json!(3))).unwrap()
+    );
+}
+
+#[test]
+fn small_gemma_4_reads_keys_of_earlier_layers() {
+    let plain = changed("gemma4_small", &|_| ()).unwrap();
+    let shared = |count: u32| set("num_kv_shared_layers", json!(count));
+    // All layers have their own keys in the file, or lack them.
+    assert_refused("gemma4_small", &shared(1), ["k_norm", "layers.2"]);
+    assert_refused("gemma4_small", &shared(3), ["num_kv_shared_layers is 3", "before layer 1"]);
+    assert_refused("gemma4_small", &shared(4), ["num_kv_shared_layers is 4", "4 layers"]);
+    assert_refused("gemma4_small", &set("use_double_wide_mlp", json!(false)), ["layers.2.mlp", "96"]);
+    let key = "hidden_size_per_layer_input";
+    // transformers' default.
+    assert_refused("gemma4_small", &|config| drop(config.remove(key)), ["per_layer_input_gate", "256"]);
+    assert_refused("gemma4_small", &set("vocab_size_per_layer_input", json!(300)), ["300", "317"]);
+    // Layers of their own kind have the same keys: this changes nothing but windows.
+    assert_ne!(changed("gemma4_small", &set("sliding_window", json!(2))).unwrap(), plain);
+    // Files that have keys for such layers, too, as published ones do.
+    let mut tiny = Tiny::open("gemma4_small");
+    for name in ["k_proj.weight", "v_proj.weight", "k_norm.weight"] {
+        let own = tiny.tensors[&format!("model.layers.0.self_attn.{name}")].clone();
+        tiny.tensors.insert(format!("model.layers.2.self_attn.{name}"), own);
+    }
+    let model = tiny.load().unwrap();
+    assert_eq!(logits(&model), plain);
+    // Caches of the first two layers, one head each of 24 and of 48 elements, for four.
+    let size = model.cache_size().unwrap();
+    let elements = 2 * (24 + 48);
+    assert_eq!((size.attention_layers, size.per_token % elements), (4, 0), "{size:?}");
+    assert!([2, 4].contains(&(size.per_token / elements)), "{size:?}");
+}
+
+#[test]
+fn unified_gemma_4_has_defaults_of_its_own() {
+    let unified = |config: &mut Map<String, Value>| {
+        config.insert("model_type".into(), json!("gemma4_unified_text"));
+        config.remove("hidden_size_per_layer_input");
+    };
+    assert_eq!(changed("gemma4", &unified).unwrap(), changed("gemma4", &|_| ()).unwrap());
+}
+
+#[test]
+fn gemma_4_inside_a_multimodal_model() {
+    let plain = changed("gemma4", &|_| ()).unwrap();
+    let mut tiny = Tiny::open("gemma4");
+    let tensors = std::mem::take(&mut tiny.tensors);
+    let inner = |name: String| name.replacen("model.", "model.language_model.", 1);
+    tiny.tensors = tensors.into_iter().map(|(name, tensor)| (inner(name), tensor)).collect();
+    let own = tiny.tensors["model.language_model.norm.weight"].clone();
+    for name in ["vision_tower.x.weight", "embed_vision.y.weight", "audio_tower.z.weight", "embed_audio.w"] {
+        tiny.tensors.insert(format!("model.{name}"), own.clone());
+    }
+    let text = tiny.config.take();
+    tiny.config = json!({
+        "model_type": "gemma4",
+        "text_config": text,
+        "vision_config": {"hidden_size": 32},
+        "audio_config": Value::Null,
+        "boa_token_id": 300,
+        "tie_word_embeddings": true,
+    });
+    assert_eq!(logits(&tiny.load().unwrap()), plain);
+    tiny.tensors.insert("model.language_model.something.weight".into(), own);
+    assert!(tiny.load().unwrap_err().to_string().contains("something"));
 }

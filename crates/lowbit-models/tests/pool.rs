@@ -22,7 +22,18 @@ fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
-    let names = ["qwen3", "qwen3_5", "qwen3_5_moe-mlx-4bit", "gpt_oss", "gemma3", "olmo3", "hunyuan"];
+    let names = [
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5_moe-mlx-4bit",
+        "gpt_oss",
+        "gemma3",
+        "gemma4",
+        "gemma4_moe",
+        "gemma4_small",
+        "olmo3",
+        "hunyuan",
+    ];
     #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
     let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]

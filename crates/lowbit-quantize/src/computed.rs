@@ -4,14 +4,18 @@ use crate::QuantizeError;
 use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
-use lowbit_models::arch::{self, Architecture, ModelType};
+use lowbit_models::arch::{self, Architecture, ModelType, WindowKeys};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DecoderConfig, FeedforwardSpec, MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind,
-    rope_params, rope_params_of,
+    AttentionConfig, DecoderConfig, FeedforwardSpec, LayerSpec, MixerSpec, MlpConfig, MoeConfig, QueryScale,
+    RopeKind, rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
+
+/// The keys of a head's size, where layers with a window have another one than others.
+const LOCAL_HEAD_DIM: (&str, &str) = ("head_dim", "attention.key_length_swa");
+const FULL_HEAD_DIM: (&str, &str) = ("global_head_dim", "attention.key_length");
 
 /// A checkpoint that lowbit computes.
 pub struct Computed<'a> {
@@ -64,17 +68,31 @@ impl<'a> Computed<'a> {
     /// The experts of the first layer that has some.
     pub fn experts(&self) -> Option<&MoeConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match &layer.feedforward {
-            FeedforwardSpec::Sparse(moe) => Some(moe),
+            FeedforwardSpec::Sparse(moe) | FeedforwardSpec::Parallel(_, moe) => Some(moe),
             FeedforwardSpec::Dense(_) => None,
         })
     }
 
-    /// The MLP of the first layer that has one without experts.
+    /// The MLP of the first layer that has one.
     pub fn mlp(&self) -> Option<MlpConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match layer.feedforward {
-            FeedforwardSpec::Dense(mlp) => Some(mlp),
+            FeedforwardSpec::Dense(mlp) | FeedforwardSpec::Parallel(mlp, _) => Some(mlp),
             FeedforwardSpec::Sparse(_) => None,
         })
+    }
+
+    /// The rows of each layer's MLP.
+    pub fn mlp_rows(&self) -> Vec<usize> {
+        let rows = |layer: &LayerSpec| match layer.feedforward {
+            FeedforwardSpec::Dense(mlp) | FeedforwardSpec::Parallel(mlp, _) => Some(mlp.intermediate_size),
+            FeedforwardSpec::Sparse(_) => None,
+        };
+        self.outline.spec().layers.iter().filter_map(rows).collect()
+    }
+
+    /// Layers that read the keys of earlier ones.
+    pub fn shared_layers(&self) -> usize {
+        self.attention().filter(|attention| attention.kv_of.is_some()).count()
     }
 
     /// True if a layer is a short convolution.
@@ -82,11 +100,14 @@ impl<'a> Computed<'a> {
         self.outline.spec().layers.iter().any(|layer| matches!(layer.mixer, MixerSpec::ShortConv(_)))
     }
 
-    /// Elements of an attention head.
+    /// Elements of an attention head; of layers with a window where kinds of layers differ.
     ///
     /// # Errors
     /// As [`Config::size`].
     pub fn head_dim(&self) -> Result<usize, QuantizeError> {
+        if self.has_two_sizes() {
+            return self.size_of(true, |attention| attention.head_dim, LOCAL_HEAD_DIM);
+        }
         Ok(match self.config.optional_size("head_dim", "attention.key_length")? {
             Some(dim) => dim,
             None => self.decoder().hidden_size / self.heads()?,
@@ -106,11 +127,45 @@ impl<'a> Computed<'a> {
         Ok(self.config.size("num_attention_heads", "attention.head_count")?)
     }
 
-    /// Key heads.
+    /// Elements of an attention head of layers without a window.
+    ///
+    /// # Errors
+    /// As [`Config::size`].
+    pub fn full_head_dim(&self) -> Result<usize, QuantizeError> {
+        match self.has_two_sizes() {
+            true => self.size_of(false, |attention| attention.head_dim, FULL_HEAD_DIM),
+            false => self.head_dim(),
+        }
+    }
+
+    /// The size of the first layer with a window, or without: that of the configuration's key where
+    /// there is no such layer.
+    fn size_of(
+        &self,
+        sliding: bool,
+        size: impl Fn(&AttentionConfig) -> usize,
+        (json, gguf): (&str, &str),
+    ) -> Result<usize, QuantizeError> {
+        let found = self.attention().find(|attention| attention.sliding_window.is_some() == sliding);
+        found.map_or_else(|| Ok(self.config.size(json, gguf)?), |attention| Ok(size(attention)))
+    }
+
+    /// True if layers with a window have heads of another size than others.
+    pub fn has_two_sizes(&self) -> bool {
+        let windows = self.architecture.conversion.windows;
+        windows.is_some_and(|windows| windows.keys == WindowKeys::Sizes)
+    }
+
+    /// Key heads; of layers with a window where kinds of layers differ.
     ///
     /// # Errors
     /// As [`Config::size`].
     pub fn key_heads(&self) -> Result<usize, QuantizeError> {
+        let first =
+            |sliding: bool| self.attention().find(|attention| attention.sliding_window.is_some() == sliding);
+        if let Some(attention) = first(true).or(first(false)).filter(|_| self.has_two_sizes()) {
+            return Ok(attention.num_key_value_heads);
+        }
         self.config.key_heads()?.map_or_else(|| self.heads(), Ok)
     }
 
@@ -122,7 +177,7 @@ impl<'a> Computed<'a> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
         if self.has_two_ropes() {
-            return Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Full)?);
+            return Ok(rope_params_of(&self.config, &weights, self.full_head_dim()?, RopeKind::Full)?);
         }
         // The layout decides which elements make a pair.
         Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)

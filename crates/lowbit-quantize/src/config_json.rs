@@ -2,6 +2,8 @@
 //! 5 read: each key with the value that was computed with, also where the source relies on a
 //! default, which another reader may not share.
 
+mod gemma;
+
 use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{HeadMap, LongRope, Rope, RopeParams, RopeScaling, Yarn};
@@ -86,12 +88,20 @@ impl TextConfig<'_> {
             Some(Windows { keys: WindowKeys::Types, .. }) => self.windows(),
             Some(Windows { keys: WindowKeys::Interval, .. }) => self.windows_of_gemma()?,
             Some(Windows { keys: WindowKeys::Letters, .. }) => self.windows_by_letters(),
+            Some(Windows { keys: WindowKeys::Sizes, .. }) => {
+                self.windows();
+                self.sizes_by_kind()?;
+            }
         }
         if source.computes("logits_scaling") {
             self.multipliers()?;
         }
         let key = "feed_forward_length";
-        if let Some(size) = source.config.optional_size("intermediate_size", key)? {
+        // GGUF may list them by layer, the first being the smallest.
+        let first = source.mlp().filter(|_| source.has_two_sizes()).map(|mlp| mlp.intermediate_size);
+        let size =
+            first.map_or_else(|| source.config.optional_size("intermediate_size", key), |it| Ok(Some(it)));
+        if let Some(size) = size? {
             self.put("intermediate_size", size);
         }
         // As exactly as the source has it: f32 is what is computed with.
@@ -100,7 +110,7 @@ impl TextConfig<'_> {
         let eps = self.number(key, eps)?;
         self.put(key, eps);
         self.put("tie_word_embeddings", decoder.tie_word_embeddings);
-        if self.has(ROUTER) {
+        if self.has(ROUTER) && (source.experts().is_some() || !source.computes("enable_moe_block")) {
             self.experts()?;
         }
         if self.has(SHORT_CONV) {
@@ -179,32 +189,6 @@ impl TextConfig<'_> {
         self.put("sliding_window_pattern", sliding[..length].iter().map(letter).collect::<String>());
     }
 
-    /// The layers that have windows, their rotary embedding, and the factor of scores.
-    fn windows_of_gemma(&mut self) -> Result<(), QuantizeError> {
-        let (_, sliding) = self.source.windows();
-        self.windows();
-        // mlx-lm reads the interval alone.
-        let fits = |interval: &usize| {
-            (0..sliding.len()).all(|layer| sliding[layer] != (layer + 1).is_multiple_of(*interval))
-        };
-        let interval = (1..=sliding.len() + 1).rev().find(fits).ok_or_else(|| {
-            let full: Vec<_> = (0..sliding.len()).filter(|&layer| !sliding[layer]).collect();
-            self.refuse(
-                "layer_types",
-                &format!("full attention at {full:?}"),
-                "MLX's layout has one interval between them",
-            )
-        })?;
-        self.put("sliding_window_pattern", interval);
-        if let Some(attention) = self.source.attention().next() {
-            let scale = f64::from(attention.scale);
-            self.put("query_pre_attn_scalar", (1.0 / (scale * scale)).round() as usize);
-        }
-        let theta = self.number("rope_local_base_freq", self.source.local_theta()?)?;
-        self.put("rope_local_base_freq", theta);
-        Ok(())
-    }
-
     fn experts(&mut self) -> Result<(), QuantizeError> {
         let Computed { config, architecture, checkpoint, .. } = self.source;
         let computes = |key| self.source.computes(key);
@@ -227,7 +211,10 @@ impl TextConfig<'_> {
             self.json.remove(other);
         }
         self.put(count, moe.num_experts);
-        self.put("num_experts_per_tok", moe.router.top_k);
+        // Where it has another name, that was put.
+        if !computes("top_k_experts") {
+            self.put("num_experts_per_tok", moe.router.top_k);
+        }
         self.put(size, moe.moe_intermediate_size);
         if moe.shared_expert_intermediate_size > 0 && moe.shared_expert_gate {
             self.put(SHARED, moe.shared_expert_intermediate_size);
@@ -327,6 +314,9 @@ impl TextConfig<'_> {
     /// [`QuantizeError::Model`] for what cannot be said.
     pub fn rope(&mut self, rope: &RopeParams, mut scaling: Map<String, Json>) -> Result<(), QuantizeError> {
         let theta = self.number("rope.freq_base", rope.theta)?;
+        if self.source.has_two_sizes() {
+            return self.ropes_by_kind(rope, theta);
+        }
         let fraction = self.rotary_fraction(rope.rotary_dim)?;
         let old = self.json.clone();
         let section = |key: &str| old.get(key).and_then(Json::as_object);

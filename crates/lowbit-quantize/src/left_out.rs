@@ -17,6 +17,7 @@ pub fn extras(computed: &Computed<'_>, kept: &[Extra]) -> Vec<String> {
             "lowbit and mlx-lm do not compute them",
         ),
         (Extra::Vision, "of the part that sees images", "lowbit computes texts alone"),
+        (Extra::Audio, "of the part that hears", "lowbit computes texts alone"),
         (Extra::Constant, "that are constants", "every reader computes them itself"),
     ] {
         let names = computed.checkpoint.tensors().names();

@@ -69,8 +69,14 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
             made.extend(root.get(key).map(|value| (key.into(), value.clone())));
         }
     }
+    if computed.has_two_sizes() {
+        // mlx-lm knows one of Gemma 4's types; all that their defaults differ in is written.
+        made.insert("model_type".into(), computed.architecture.text_type(None).name.into());
+    }
     if text_alone {
-        made.insert("model_type".into(), computed.text_type().name.into());
+        if !computed.has_two_sizes() {
+            made.insert("model_type".into(), computed.text_type().name.into());
+        }
         // The multimodal class.
         made.shift_remove("architectures");
     }

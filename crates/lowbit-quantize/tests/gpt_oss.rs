@@ -195,9 +195,14 @@ fn learning_is_refused_by_name() {
     let learning = Learning { data: &data, options: &options, device: &device, saving: None };
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("made");
-    let checkpoint = support::checkpoint("gpt_oss");
-    let made = support::to_3_bits().with_learning(learning).run(&checkpoint, &output, |_| Continue(()));
-    let want = "learning: gradients of gpt_oss are wanted, but attention with sinks has none";
-    assert_eq!(made.unwrap_err().to_string(), want);
-    assert!(!output.exists());
+    for (name, model_type, what) in [
+        ("gpt_oss", "gpt_oss", "attention with sinks"),
+        ("gemma4", "gemma4_text", "the soft cap of its logits"),
+    ] {
+        let checkpoint = support::checkpoint(name);
+        let made = support::to_3_bits().with_learning(learning).run(&checkpoint, &output, |_| Continue(()));
+        let want = format!("learning: gradients of {model_type} are wanted, but {what} has none");
+        assert_eq!(made.unwrap_err().to_string(), want);
+        assert!(!output.exists());
+    }
 }

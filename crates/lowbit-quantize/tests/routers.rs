@@ -139,6 +139,83 @@ fn hunyuan() {
     every_layout_computes_the_same("hunyuan", |config| config["rope_scaling"] = Value::Null);
 }
 
+#[test]
+fn gemma_4() {
+    let warnings = every_layout_computes_the_same("gemma4", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    // No pair is left as it is, and no cap.
+    every_layout_computes_the_same("gemma4", |config| {
+        config["rope_parameters"]["full_attention"] = json!({"rope_type": "default", "rope_theta": 5e5});
+        config["final_logit_softcapping"] = Value::Null;
+    });
+    every_layout_computes_the_same("gemma4", |config| {
+        let full = &mut config["rope_parameters"]["full_attention"];
+        (full["partial_rotary_factor"], full["factor"]) = (json!(0.5), json!(2.0));
+    });
+    let (folder, source) = changed("gemma4", |config| {
+        config.as_object_mut().unwrap().remove("global_head_dim");
+        config["per_layer_config"] = json!({"2": {"head_dim": 48, "num_key_value_heads": 1}});
+    });
+    let made = folder.path().join("made");
+    to(&source, &made, &plain()).unwrap();
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    let config = checkpoint.config().unwrap();
+    for (key, want) in [
+        ("head_dim", json!(24)),
+        ("global_head_dim", json!(48)),
+        ("num_global_key_value_heads", json!(1)),
+        ("per_layer_config", Value::Null),
+        // mlx-lm's defaults are others.
+        ("num_kv_shared_layers", json!(0)),
+        ("use_double_wide_mlp", json!(false)),
+    ] {
+        assert_eq!(config[key], want, "{key}");
+    }
+    // mlx-lm takes a cap of 30 where none is named.
+    let mut other = config.clone();
+    other.as_object_mut().unwrap().remove("final_logit_softcapping");
+    std::fs::write(made.join("config.json"), other.to_string()).unwrap();
+    let error = to(&made, &folder.path().join("other"), &plain()).unwrap_err();
+    assert!(error.contains("final_logit_softcapping is missing"), "{error}");
+}
+
+#[test]
+fn gemma_4_with_experts() {
+    let warnings = every_layout_computes_the_same("gemma4_moe", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let (folder, source) = changed("gemma4_moe", |_| ());
+    let made = folder.path().join("made");
+    to(&source, &made, &plain()).unwrap();
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    for name in ["experts.switch_glu.up_proj.weight", "router.proj.weight", "router.per_expert_scale"] {
+        assert!(checkpoint.tensors().get(&format!("model.layers.1.{name}")).is_some(), "{name}");
+    }
+    let config = checkpoint.config().unwrap();
+    assert_eq!([&config["top_k_experts"], &config["enable_moe_block"]], [&json!(2), &json!(true)]);
+    assert!(config.get("num_experts_per_tok").is_none());
+}
+
+#[test]
+fn small_gemma_4() {
+    let warnings = every_layout_computes_the_same("gemma4_small", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let (folder, source) = changed("gemma4_small", |_| ());
+    let made = folder.path().join("made");
+    to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap();
+    to(&folder.path().join("made.gguf"), &made, &plain()).unwrap();
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    let config = checkpoint.config().unwrap();
+    for (key, want) in [
+        ("num_kv_shared_layers", json!(2)),
+        ("hidden_size_per_layer_input", json!(32)),
+        ("vocab_size_per_layer_input", json!(317)),
+        ("use_double_wide_mlp", json!(true)),
+        ("intermediate_size", json!(96)),
+    ] {
+        assert_eq!(config[key], want, "{key}");
+    }
+}
+
 /// mlx-lm has GLM's routers in a class of their own, and LFM2's in a linear layer.
 #[test]
 fn routers_that_mlx_lm_does_not_quantise() {

@@ -71,6 +71,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
         embedding: or_one(factor("embedding_multiplier", "embedding_scale")?),
         residual: or_one(factor("residual_multiplier", "residual_scale")?),
         logits: (1.0 / divisor) as f32,
+        ..Multipliers::NONE
     };
     let layers = sizes.num_hidden_layers;
     let spec = dense(config, sizes, NORMS, |index| {

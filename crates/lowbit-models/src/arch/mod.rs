@@ -6,6 +6,7 @@ mod biases;
 pub use biases::{Biases, Promise};
 mod exaone4;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt_oss;
@@ -157,6 +158,8 @@ pub enum WindowKeys {
     Types,
     /// Of Gemma 3: mlx-lm reads an interval alone.
     Interval,
+    /// Of Gemma 4: `layer_types`, and each kind of layer has heads of its own size, too.
+    Sizes,
     /// Of EXAONE 4: mlx-lm reads a letter for each layer, `L` where there is a window.
     Letters,
 }
@@ -319,6 +322,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_5::QWEN3_5_MOE,
     qwen3_vl::QWEN3_VL,
     gemma3::GEMMA3,
+    gemma4::GEMMA4,
     gpt_oss::GPT_OSS,
     granite::GRANITE,
     lfm2::LFM2,
@@ -439,7 +443,7 @@ pub(crate) fn decoder(
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
 ) -> Result<DecoderSpec, ModelError> {
     let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?;
-    Ok(DecoderSpec { config, layers, norm: NORM, multipliers: Multipliers::NONE })
+    Ok(DecoderSpec { config, layers, norm: NORM, multipliers: Multipliers::NONE, layer_embedding: None })
 }
 
 /// `config.json`'s `sliding_window`, if there is one.
@@ -504,6 +508,8 @@ pub enum Extra {
     Prediction,
     /// Of the vision tower.
     Vision,
+    /// Of the part that hears.
+    Audio,
     /// A constant that the peers compute themselves.
     Constant,
 }
@@ -519,14 +525,21 @@ const CONSTANTS: [&str; 6] = [
 ];
 
 /// Prefixes of what sees images.
-const VISION: [&str; 6] = [
+const VISION: [&str; 10] = [
     "model.visual.",
     "visual.",
     "vision_tower.",
     "model.vision_tower.",
     "multi_modal_projector.",
     "model.multi_modal_projector.",
+    "embed_vision.",
+    "model.embed_vision.",
+    "vision_embedder.",
+    "model.vision_embedder.",
 ];
+
+/// Prefixes of what hears.
+const AUDIO: [&str; 4] = ["audio_tower.", "model.audio_tower.", "embed_audio.", "model.embed_audio."];
 
 impl Architecture {
     /// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the
@@ -541,6 +554,7 @@ impl Architecture {
         match name {
             _ if name.contains(".mtp.") || below(&["mtp."]) || predicts() => Some(Extra::Prediction),
             _ if below(&VISION) => Some(Extra::Vision),
+            _ if below(&AUDIO) => Some(Extra::Audio),
             _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => Some(Extra::Constant),
             _ => None,
         }

@@ -54,6 +54,23 @@ impl Config<'_> {
         }
     }
 
+    /// The size `key` of layer `layer` where `per_layer_config` has one, which may list these
+    /// `keys` alone.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for other keys and values.
+    pub fn of_layer(&self, layer: usize, key: &str, keys: &[&str]) -> Result<Option<usize>, ModelError> {
+        let name = format!("per_layer_config.{layer}");
+        let Some(all) = self.json("per_layer_config")? else { return Ok(None) };
+        let Some(own) = all.get(layer.to_string()).filter(|own| !own.is_null()) else { return Ok(None) };
+        let own =
+            own.as_object().ok_or_else(|| self.refuse(&name, &own.to_string(), "an object is wanted"))?;
+        if let Some(other) = own.keys().find(|other| !keys.contains(&other.as_str())) {
+            return Err(self.refuse(&name, other, &format!("only {} are supported", keys.join(" and "))));
+        }
+        own.get(key).map(|size| self.to_size(&format!("{name}.{key}"), size)).transpose()
+    }
+
     /// A GGUF list of flags, one per layer, or the length of a pattern of which the last layer's
     /// flag alone is false; `length` is llama.cpp's.
     ///

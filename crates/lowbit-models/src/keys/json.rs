@@ -161,6 +161,14 @@ pub const WRAPPER: &[Key] = &[
     Key::no_effect("boi_token_index"),
     Key::no_effect("eoi_token_index"),
     Key::no_effect("mm_tokens_per_image"),
+    Key::no_effect("audio_config"),
+    Key::no_effect("audio_token_id"),
+    Key::no_effect("boa_token_id"),
+    Key::no_effect("boi_token_id"),
+    Key::no_effect("eoa_token_id"),
+    Key::no_effect("eoa_token_index"),
+    Key::no_effect("eoi_token_id"),
+    Key::no_effect("vision_soft_tokens_per_image"),
 ];
 
 /// Inside `rope_parameters` and `rope_scaling`.

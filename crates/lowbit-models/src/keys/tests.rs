@@ -74,6 +74,11 @@ fn tables_name_each_key_once() {
         "rope.scaling.finetuned",
         "num_attention_heads",
         "hidden_act",
+        "per_layer_config",
+        "max_position_embeddings",
+        "sliding_window",
+        "hidden_size_per_layer_input",
+        "rope_scaling",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
     ]

@@ -3,7 +3,10 @@ use crate::cache::{KvCache, LayerCache};
 use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, SINKS, V_PROJ};
 use crate::outline::FREQUENCIES;
 use crate::tape::ops::{self, Input};
-use crate::tape::{Heads, Inventory, Named, Var, attention, attention_in_pool, shapes};
+use crate::tape::{
+    Heads, Inventory, Named, Var, attention, attention_in_pool, attention_to_cached, attention_to_pool,
+    shapes,
+};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{AttentionParams, Gate, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
@@ -20,6 +23,14 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     /// The factor of scores.
     pub scale: f32,
+    /// True if there is no projection of values: those of keys are values, too, before their norm.
+    pub keys_are_values: bool,
+    /// The earlier layer whose keys and values are this one's, if there is one: it has no
+    /// projections of them.
+    pub kv_of: Option<usize>,
+    /// True if each head of the values is divided by its own size, as [`Self::head_norm`] says,
+    /// without a weight.
+    pub value_norm: bool,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
     /// The eps of RMSNorms of queries and keys, where there are some.
@@ -118,13 +129,22 @@ impl AttentionConfig {
                 return Err(config.refuse("attention.value_length", &other.to_string(), &want));
             }
         }
-        Ok(Self {
+        let rope = Arc::new(Rope::new(&rope(head_dim)?)?);
+        Ok(Self::plain(hidden_size, [heads, kv_heads, head_dim], rope))
+    }
+
+    /// Plain attention of so many query heads and key heads, of so many elements each.
+    pub fn plain(hidden_size: usize, [heads, kv_heads, head_dim]: [usize; 3], rope: Arc<Rope>) -> Self {
+        Self {
             hidden_size,
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim,
             scale: (head_dim as f32).sqrt().recip(),
-            rope: Arc::new(Rope::new(&rope(head_dim)?)?),
+            keys_are_values: false,
+            value_norm: false,
+            kv_of: None,
+            rope,
             sliding_window: None,
             head_norm: None,
             norms_of: HeadNorms::Heads,
@@ -132,7 +152,7 @@ impl AttentionConfig {
             fused: false,
             query_scale: None,
             sinks: false,
-        })
+        }
     }
 
     /// True if queries and keys have positions.
@@ -162,10 +182,12 @@ impl AttentionConfig {
 #[derive(Clone, Debug)]
 pub struct Attention {
     config: AttentionConfig,
-    qkv_proj: MergedLinear<3>,
+    qkv_proj: Projections,
     o_proj: Linear,
     /// Of queries and keys.
     norms: Option<[RmsNorm; 2]>,
+    /// Of values, whose weight is 1.
+    value_norm: Option<RmsNorm>,
     /// The rotary embedding that leaves heads as they are, if their norms follow the rotation.
     still: Option<Arc<Rope>>,
     /// [`QueryScale::table`].
@@ -174,6 +196,45 @@ pub struct Attention {
     sinks: Option<Named<Tensor>>,
     /// [`AttentionParams::exact`].
     exact: bool,
+}
+
+/// The projections of a layer's input.
+#[derive(Clone, Debug)]
+enum Projections {
+    /// To queries, keys and values.
+    Qkv(MergedLinear<3>),
+    /// To queries, and to what is keys and values.
+    Qk(MergedLinear<2>),
+    /// To queries alone.
+    Q(MergedLinear<1>),
+}
+
+impl Projections {
+    fn list(&self, all: &mut Inventory) {
+        match self {
+            Self::Qkv(all_three) => all_three.list(all),
+            Self::Qk(both) => both.list(all),
+            Self::Q(queries) => queries.list(all),
+        }
+    }
+
+    /// As [`MergedLinear::forward_sum`]: queries, and keys and values if there are some.
+    fn forward_sum(&self, x: PartInput<'_>) -> Result<(Var, Var, Option<[Var; 2]>), KernelError> {
+        match self {
+            Self::Qkv(all) => {
+                let (sum, [q, k, v]) = all.forward_sum(x)?;
+                Ok((sum, q, Some([k, v])))
+            }
+            Self::Qk(both) => {
+                let (sum, [q, k]) = both.forward_sum(x)?;
+                Ok((sum, q, Some([k.clone(), k])))
+            }
+            Self::Q(queries) => {
+                let (sum, [q]) = queries.forward_sum(x)?;
+                Ok((sum, q, None))
+            }
+        }
+    }
 }
 
 impl Attention {
@@ -194,7 +255,12 @@ impl Attention {
                     HeadNorms::Heads | HeadNorms::RotatedHeads => [dim; 2],
                 };
                 let norm = |name, len| RmsNorm::load(weights, name, len, eps);
-                Some([norm(Q_NORM, of_q)?, norm(K_NORM, of_k)?])
+                let of_queries = norm(Q_NORM, of_q)?;
+                let of_keys = match config.kv_of {
+                    None => norm(K_NORM, of_k)?,
+                    Some(_) => of_queries.clone(),
+                };
+                Some([of_queries, of_keys])
             }
         };
         let still = match config.norms_of {
@@ -202,9 +268,25 @@ impl Attention {
             HeadNorms::Heads | HeadNorms::AllHeads => None,
         };
         let rows = [if config.gated { 2 * queries } else { queries }, keys, keys];
-        let qkv_proj = match config.fused {
-            true => weights.fused(FUSED_QKV, rows, hidden)?,
-            false => weights.merged([(Q_PROJ, rows[0]), (K_PROJ, rows[1]), (V_PROJ, rows[2])], hidden)?,
+        let qkv_proj = match (config.fused, config.keys_are_values) {
+            _ if config.kv_of.is_some() => {
+                // Published files have them, and nobody reads them.
+                [K_PROJ, V_PROJ, K_NORM].into_iter().for_each(|name| weights.ignore(name));
+                Projections::Q(weights.merged([(Q_PROJ, rows[0])], hidden)?)
+            }
+            (_, true) => Projections::Qk(weights.merged([(Q_PROJ, rows[0]), (K_PROJ, rows[1])], hidden)?),
+            (true, false) => Projections::Qkv(weights.fused(FUSED_QKV, rows, hidden)?),
+            (false, false) => {
+                let parts = [(Q_PROJ, rows[0]), (K_PROJ, rows[1]), (V_PROJ, rows[2])];
+                Projections::Qkv(weights.merged(parts, hidden)?)
+            }
+        };
+        let value_norm = match config.head_norm.filter(|_| config.value_norm) {
+            Some(eps) => {
+                let ones = Tensor::new(&vec![1f32; dim], &[dim], weights.device())?;
+                Some(RmsNorm::constant(ones, eps))
+            }
+            None => None,
         };
         let scale = config.query_scale.map(|scale| scale.table(weights.device()));
         let sinks = config.sinks.then(|| weights.vector(SINKS, config.num_attention_heads));
@@ -215,9 +297,15 @@ impl Attention {
             qkv_proj,
             o_proj: weights.linear(O_PROJ, hidden, queries)?,
             norms,
+            value_norm,
             still,
             config: config.clone(),
         })
+    }
+
+    /// [`AttentionConfig::kv_of`].
+    pub(crate) fn kv_of(&self) -> Option<usize> {
+        self.config.kv_of
     }
 
     /// An empty cache for this layer.
@@ -230,7 +318,8 @@ impl Attention {
 
     pub(crate) fn list(&self, all: &mut Inventory) {
         self.qkv_proj.list(all);
-        self.norms.iter().flatten().for_each(|norm| norm.list(all));
+        let norms = if self.config.kv_of.is_some() { 1 } else { 2 };
+        self.norms.iter().flatten().take(norms).for_each(|norm| norm.list(all));
         self.o_proj.list(all);
     }
 
@@ -257,6 +346,10 @@ impl Attention {
             outline.word("head norms are of", format!("{:?}", self.config.norms_of));
         }
         outline.word("attention sinks", self.config.sinks);
+        outline.word("keys are values", self.config.keys_are_values);
+        outline.word("norm of values", self.value_norm.is_some());
+        let layer = self.config.kv_of.map_or("its own".into(), |layer| format!("layer {layer}'s"));
+        outline.word("keys and values", layer);
     }
 
     /// The attention of T tokens, whose input is a sum or the norm of one, `[T, hidden_size]`.
@@ -271,39 +364,20 @@ impl Attention {
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<(Var, Var), KernelError> {
-        let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
-            self.config;
+        let AttentionConfig { num_attention_heads: heads, head_dim, .. } = self.config;
         let tokens = x.update().dim(0);
-        let (sum, [q, k, v]) = self.qkv_proj.forward_sum(x)?;
-        let [q, k] = self.normed([q, k])?;
-        // A gated layer has `[query | gate]` here.
-        let q_gate = shapes::reshape(&q, &[tokens, heads, q.dim(1) / heads])?;
-        let k = shapes::reshape(&k, &[tokens, kv_heads, head_dim])?;
-        let v = shapes::reshape(&v, &[tokens, kv_heads, head_dim])?;
-        let AttentionConfig { scale, sliding_window, .. } = self.config;
-        let params = AttentionParams { scale, sliding_window, exact: self.exact };
-        let sinks = self.sinks.as_ref().map(|sinks| &sinks.value);
-        let norms = self.norms.as_ref().filter(|_| self.config.norms_of != HeadNorms::AllHeads);
-        let rope = self.still.as_ref().unwrap_or(&self.config.rope);
-        let heads = Heads { head_dim, norms, rope, sinks, params };
-        let k_of = |k: &Var, positions: &Tensor| self.rotated(k, positions);
-        let q_of = |q: &Var, positions: &Tensor| match &self.query_scales {
-            None => self.rotated(q, positions),
-            Some(scales) => scaled(q, scales, positions),
-        };
-        let y = match (&step.pool, &mut *caches) {
-            (Some(rows), [LayerCache::Attention(cache)]) => {
-                let (q, k) = (q_of(&q_gate, &rows.positions)?, k_of(&k, &rows.positions)?);
-                attention_in_pool(cache, [&q, &k, &v], rows, &heads)?
+        let (sum, q, kv) = self.qkv_proj.forward_sum(x)?;
+        let (y, q_gate) = match kv {
+            Some(kv) => {
+                let (q, kv) = self.normed(q, kv)?;
+                // A gated layer has `[query | gate]` here.
+                let q_gate = shapes::reshape(&q, &[tokens, heads, q.dim(1) / heads])?;
+                (self.to_own(&q_gate, kv, step, caches)?, q_gate)
             }
-            (Some(_), _) => return Err(wrong_cache()),
-            (None, _) => step.each([&q_gate, &k, &v], caches, |[q_gate, k, v], span, cache| match cache {
-                LayerCache::Attention(cache) => {
-                    let (q, k) = (q_of(q_gate, &span.positions)?, k_of(k, &span.positions)?);
-                    attention(cache, [&q, &k, v], &span.positions, &heads)
-                }
-                LayerCache::DeltaNet(_) => Err(wrong_cache()),
-            })?,
+            None => {
+                let q_gate = shapes::reshape(&q, &[tokens, heads, q.dim(1) / heads])?;
+                (self.to_others(&q_gate, step, caches)?, q_gate)
+            }
         };
         let y = shapes::reshape(&y, &[tokens, y.dim(1) * head_dim])?;
         let y = if self.config.gated {
@@ -314,14 +388,75 @@ impl Attention {
         Ok((sum, y))
     }
 
-    /// Queries and keys, `[T, H * D]` each, after the norms of all heads together, if those are
-    /// theirs.
-    fn normed(&self, [q, k]: [Var; 2]) -> Result<[Var; 2], KernelError> {
+    /// The steps of heads, besides what a pass has of its own.
+    fn heads(&self) -> Heads<'_> {
+        let AttentionConfig { head_dim, scale, sliding_window, .. } = self.config;
+        Heads {
+            head_dim,
+            norms: self.norms.as_ref().filter(|_| self.config.norms_of != HeadNorms::AllHeads),
+            rope: self.still.as_ref().unwrap_or(&self.config.rope),
+            sinks: self.sinks.as_ref().map(|sinks| &sinks.value),
+            params: AttentionParams { scale, sliding_window, exact: self.exact },
+        }
+    }
+
+    /// The attention of queries `[T, H, ..]` to keys and values `[T, H * D]`, which are appended to
+    /// the caches, and to those that the caches have.
+    fn to_own(
+        &self,
+        q_gate: &Var,
+        [k, v]: [Var; 2],
+        step: &Step,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<Var, KernelError> {
+        let AttentionConfig { num_key_value_heads: kv_heads, head_dim, .. } = self.config;
+        let [k, v] = [k, v].map(|x| shapes::reshape(&x, &[x.dim(0), kv_heads, head_dim]));
+        let (k, v) = (k?, v?);
+        let v = self.value_norm.as_ref().map_or(Ok(v.clone()), |norm| norm.forward(&v))?;
+        let heads = self.heads();
+        let k_of = |k: &Var, positions: &Tensor| self.rotated(k, positions);
+        let q_of = |q: &Var, positions: &Tensor| match &self.query_scales {
+            None => self.rotated(q, positions),
+            Some(scales) => scaled(q, scales, positions),
+        };
+        match (&step.pool, &mut *caches) {
+            (Some(rows), [LayerCache::Attention(cache)]) => {
+                let (q, k) = (q_of(q_gate, &rows.positions)?, k_of(&k, &rows.positions)?);
+                attention_in_pool(cache, [&q, &k, &v], rows, &heads)
+            }
+            (Some(_), _) => Err(wrong_cache()),
+            (None, _) => step.each([q_gate, &k, &v], caches, |[q_gate, k, v], span, cache| match cache {
+                LayerCache::Attention(cache) => {
+                    let (q, k) = (q_of(q_gate, &span.positions)?, k_of(k, &span.positions)?);
+                    attention(cache, [&q, &k, v], &span.positions, &heads)
+                }
+                LayerCache::DeltaNet(_) => Err(wrong_cache()),
+            }),
+        }
+    }
+
+    /// The attention of queries `[T, H, D]` to the keys and values of an earlier layer, whose
+    /// caches have those of all these tokens.
+    fn to_others(&self, q: &Var, step: &Step, caches: &mut [&mut LayerCache]) -> Result<Var, KernelError> {
+        let heads = self.heads();
+        match (&step.pool, &mut *caches) {
+            (Some(rows), [LayerCache::Attention(cache)]) => attention_to_pool(cache, q, rows, &heads),
+            (Some(_), _) => Err(wrong_cache()),
+            (None, _) => step.each([q], caches, |[q], span, cache| match cache {
+                LayerCache::Attention(cache) => attention_to_cached(cache, q, &span.positions, &heads),
+                LayerCache::DeltaNet(_) => Err(wrong_cache()),
+            }),
+        }
+    }
+
+    /// Queries, keys and values, `[T, H * D]` each, the first two after the norms of all heads
+    /// together, if those are theirs.
+    fn normed(&self, q: Var, [k, v]: [Var; 2]) -> Result<(Var, [Var; 2]), KernelError> {
         match &self.norms {
             Some([of_q, of_k]) if self.config.norms_of == HeadNorms::AllHeads => {
-                Ok([of_q.forward(&q)?, of_k.forward(&k)?])
+                Ok((of_q.forward(&q)?, [of_k.forward(&k)?, v]))
             }
-            _ => Ok([q, k]),
+            _ => Ok((q, [k, v])),
         }
     }
 

@@ -1,6 +1,6 @@
 use super::{
-    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, MixerSpec, Mlp,
-    PartInput, RmsNorm, ShortConv, SparseMoe,
+    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, LayerInput, LayerNorms, LayerSpec, MixerSpec,
+    Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;
@@ -19,6 +19,10 @@ pub struct Block {
     feedforward: Feedforward,
     /// The factor of what the two add, `[hidden_size]`, if there is one.
     scale: Option<Tensor>,
+    /// The use of embeddings of its own, if it has some.
+    input: Option<LayerInput>,
+    /// The factor of the layer's result, `[hidden_size]`, if there is one.
+    scalar: Option<Tensor>,
 }
 
 /// As [`LayerNorms`](super::LayerNorms).
@@ -43,6 +47,7 @@ enum Mixer {
 enum Feedforward {
     Dense(Box<Mlp>),
     Sparse(Box<SparseMoe>),
+    Parallel(Box<ParallelMoe>),
 }
 
 /// The error for a cache that another kind of layer made.
@@ -51,17 +56,20 @@ pub fn wrong_cache() -> KernelError {
     KernelError::Value { op: "block", operand: "cache", got, want }
 }
 
+/// The error for a layer that runs without what others give it.
+pub(super) fn alone() -> KernelError {
+    let got = "run alone".to_string();
+    let want = "it reads the cache of an earlier layer, or embeddings of its own".into();
+    KernelError::Value { op: "block", operand: "layer", got, want }
+}
+
 impl Block {
-    /// The layer whose tensors are `weights`.
+    /// The layer of `decoder` that `spec` describes, whose tensors are `weights`.
     ///
     /// # Errors
     /// As [`Weights::linear`].
-    pub fn load(
-        weights: &Weights<'_>,
-        config: &DecoderConfig,
-        spec: &LayerSpec,
-        scale: Option<Tensor>,
-    ) -> Result<Self, ModelError> {
+    pub fn load(weights: &Weights<'_>, decoder: &DecoderSpec, spec: &LayerSpec) -> Result<Self, ModelError> {
+        let DecoderSpec { config, multipliers, .. } = decoder;
         let mixer = match &spec.mixer {
             MixerSpec::Attention(attention) => Mixer::Attention(Attention::load(weights, attention)?.into()),
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
@@ -73,6 +81,9 @@ impl Block {
             FeedforwardSpec::Sparse(moe) => {
                 Feedforward::Sparse(SparseMoe::load(weights, moe, hidden)?.into())
             }
+            FeedforwardSpec::Parallel(mlp, moe) => {
+                Feedforward::Parallel(ParallelMoe::load(weights, (*mlp, moe), config)?.into())
+            }
         };
         let norm = |name| RmsNorm::load(weights, name, hidden, config.rms_norm_eps);
         let LayerNorms { mixer: before, after_mixer, feedforward: between, after_feedforward } = spec.norms;
@@ -82,7 +93,23 @@ impl Block {
             feedforward: between.map(norm).transpose()?,
             after_feedforward: after_feedforward.map(norm).transpose()?,
         };
-        Ok(Self { norms, mixer, feedforward, scale })
+        let row = |factor| constant_row(factor, hidden, weights.device());
+        let scalar = match multipliers.layer {
+            // As in llama.cpp, a layer without one has 1.
+            Some(name) if weights.has(name.0, name.1) => row(weights.values(name, 1)?[0])?,
+            _ => None,
+        };
+        let input = decoder.layer_embedding.map(|width| LayerInput::load(weights, config, width));
+        let (scale, input) = (row(multipliers.residual)?, input.transpose()?);
+        Ok(Self { norms, mixer, feedforward, scale, input, scalar })
+    }
+
+    /// The earlier layer whose cache is this one's, too, if it has none of its own.
+    pub(crate) fn cache_of(&self) -> Option<usize> {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.kv_of(),
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+        }
     }
 
     /// An empty cache for this layer, keys and values in `dtype`.
@@ -111,8 +138,10 @@ impl Block {
         match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.list(all),
             Feedforward::Sparse(moe) => moe.list(all),
+            Feedforward::Parallel(both) => both.list(all),
         }
         after_feedforward.iter().for_each(|norm| norm.list(all));
+        self.input.iter().for_each(|input| input.list(all));
     }
 
     /// Notes the layer's settings.
@@ -128,18 +157,21 @@ impl Block {
                 outline.word("gate", format!("{:?}", mlp.gate()));
             }
             Feedforward::Sparse(moe) => moe.outline(outline),
+            Feedforward::Parallel(both) => both.outline(outline),
         }
         outline.word("norm after the mixer", self.norms.after_mixer.is_some());
         outline.word("norm after the feed-forward part", self.norms.after_feedforward.is_some());
     }
 
-    /// T tokens through the layer, with each sequence's cache, which [`Self::cache`] made.
+    /// T tokens through the layer, with each sequence's cache, which [`Self::cache`] made, and the
+    /// embeddings that are the layer's own, if it has some.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
     pub fn forward(
         &self,
         x: Residual,
+        own: Option<&Var>,
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<Residual, KernelError> {
@@ -150,15 +182,23 @@ impl Block {
             Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
         };
         let x = Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? };
-        let input = x.input(self.norms.feedforward.as_ref());
+        let norm = self.norms.feedforward.as_ref();
         let (stream, update) = match &self.feedforward {
-            Feedforward::Dense(mlp) => mlp.forward_sum(input)?,
+            Feedforward::Dense(mlp) => mlp.forward_sum(x.input(norm))?,
             Feedforward::Sparse(moe) => {
-                let (stream, input) = input.make()?;
+                let (stream, input) = x.input(norm).make()?;
                 (stream, moe.forward(&input)?)
             }
+            Feedforward::Parallel(both) => both.forward(&x, norm)?,
         };
-        Ok(Residual { stream, update: self.added(update, self.norms.after_feedforward.as_ref())? })
+        let x = Residual { stream, update: self.added(update, self.norms.after_feedforward.as_ref())? };
+        let x = match (&self.input, own) {
+            (None, None) => x,
+            (Some(input), Some(own)) => input.forward(&x, own)?,
+            (Some(_), None) | (None, Some(_)) => return Err(alone()),
+        };
+        let scalar = self.scalar.as_ref();
+        Ok(Residual { stream: scaled(x.stream, scalar)?, update: scaled(x.update, scalar)? })
     }
 
     /// The term that is added to the residual stream: the norm of `update`, if there is one, times

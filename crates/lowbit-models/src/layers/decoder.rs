@@ -1,9 +1,9 @@
-use super::block::{constant_row, scaled};
+use super::block::{alone, constant_row, scaled};
 use super::tied::{head_prefix, is_headless, is_tied};
-use super::{Block, DecoderSpec, Embedding, Linear, Multipliers, Residual, RmsNorm, Step};
+use super::{Block, DecoderSpec, Embedding, LayerEmbeddings, Linear, Multipliers, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::LM_HEAD;
-use crate::tape::ops::add;
+use crate::tape::ops::{add, softcap};
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
@@ -82,12 +82,18 @@ fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
 pub struct Decoder {
     embedding: Embedding,
     blocks: Arc<[Block]>,
+    /// The place of each block's cache among [`Self::layer_caches`]: some share one.
+    places: Arc<[usize]>,
+    /// The embeddings of each layer's own, if layers have some.
+    layer_embeddings: Option<LayerEmbeddings>,
     /// The factor of the embedding in each column, `[hidden_size]`, if there is one.
     embedding_scale: Option<Tensor>,
     norm: RmsNorm,
     head: Linear,
     /// The factor of each logit, `[vocab_size]`, if there is one.
     logit_scale: Option<Tensor>,
+    /// The cap of each logit, `[vocab_size]`, if there is one.
+    logit_cap: Option<Tensor>,
     activations: FloatType,
     /// The type of cached keys and values.
     cache: FloatType,
@@ -110,16 +116,30 @@ impl Decoder {
         } else {
             top.linear(LM_HEAD, config.vocab_size, config.hidden_size)?
         };
-        let Multipliers { embedding: first, residual, logits } = spec.multipliers;
+        let Multipliers { embedding: first, logits, softcap, .. } = spec.multipliers;
         let row = |factor, width| constant_row(factor, width, weights.device());
-        let scale = row(residual, config.hidden_size)?;
-        let block = |(i, layer)| Block::load(&model.layer(i), config, layer, scale.clone());
-        let blocks = spec.layers.iter().enumerate().map(block).collect::<Result<_, _>>()?;
+        let block = |(i, layer)| Block::load(&model.layer(i), spec, layer);
+        let blocks: Arc<[Block]> = spec.layers.iter().enumerate().map(block).collect::<Result<_, _>>()?;
+        let layer_embeddings = spec.layer_embedding.map(|width| LayerEmbeddings::load(model, config, width));
         let norm = RmsNorm::load(model, spec.norm, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
         let embedding_scale = row(first, config.hidden_size)?;
         let logit_scale = row(logits, config.vocab_size)?;
-        Ok(Self { embedding, embedding_scale, blocks, norm, head, logit_scale, activations, cache })
+        let caps = |cap| Tensor::new(&vec![cap; config.vocab_size], &[config.vocab_size], weights.device());
+        let logit_cap = softcap.map(caps).transpose()?;
+        Ok(Self {
+            embedding,
+            embedding_scale,
+            places: places(&blocks),
+            blocks,
+            layer_embeddings: layer_embeddings.transpose()?,
+            norm,
+            head,
+            logit_scale,
+            logit_cap,
+            activations,
+            cache,
+        })
     }
 
     /// All layers.
@@ -127,9 +147,28 @@ impl Decoder {
         &self.blocks
     }
 
-    /// Every layer's part of a cache, empty.
+    /// The part of a cache of every layer that has one of its own, empty.
     pub(crate) fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
-        self.blocks.iter().map(|block| block.cache(self.cache.dtype(), device)).collect()
+        let owners = self.blocks.iter().filter(|block| block.cache_of().is_none());
+        owners.map(|block| block.cache(self.cache.dtype(), device)).collect()
+    }
+
+    /// True if a layer needs what others give it besides the states before it.
+    fn has_ties(&self) -> bool {
+        self.layer_embeddings.is_some() || self.blocks.iter().any(|block| block.cache_of().is_some())
+    }
+
+    /// The states before the first block, and the embeddings of each layer's own.
+    fn begin(&self, tokens: &Tensor, tape: Option<&Tape>) -> Result<(Residual, Option<Var>), KernelError> {
+        let x = self.unchanged(self.embed(tokens, tape)?)?;
+        let own = self.layer_embeddings.as_ref().map(|layers| layers.forward(tokens, &x));
+        Ok((x, own.transpose()?))
+    }
+
+    /// The part of those that is block `index`'s.
+    fn own(&self, all: Option<&Var>, index: usize) -> Result<Option<Var>, KernelError> {
+        let both = self.layer_embeddings.as_ref().zip(all);
+        both.map(|(layers, all)| layers.of_layer(all, index)).transpose()
     }
 
     /// Makes room for `tokens` more.
@@ -156,14 +195,16 @@ impl Decoder {
         let device = tokens.device();
         let mut layers = Vec::with_capacity(caches.len());
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
-            layers.push(cache.reserve(span.rows.len(), || self.layer_caches(device))?.iter_mut());
+            layers.push(cache.reserve(span.rows.len(), || self.layer_caches(device))?);
         }
-        let mut x = self.unchanged(self.embed(tokens, step.tape.as_ref())?)?;
+        let (mut x, own) = self.begin(tokens, step.tape.as_ref())?;
         for (index, block) in self.blocks.iter().enumerate() {
-            let mut caches: Vec<_> = layers.iter_mut().filter_map(Iterator::next).collect();
+            let own = self.own(own.as_ref(), index)?;
+            let mut caches: Vec<_> =
+                layers.iter_mut().map(|layers| &mut layers[self.places[index]]).collect();
             x = match &step.tape {
                 Some(tape) if tape.kept() == Kept::Blocks => self.computed_again(index, x, step, tape)?,
-                _ => block.forward(x, step, &mut caches)?,
+                _ => block.forward(x, own.as_ref(), step, &mut caches)?,
             };
         }
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
@@ -182,9 +223,11 @@ impl Decoder {
         step: &Step,
         layers: &mut [LayerCache],
     ) -> Result<Residual, KernelError> {
-        let x = self.unchanged(self.embed(tokens, None)?)?;
-        let mut blocks = self.blocks.iter().zip(layers);
-        blocks.try_fold(x, |x, (block, layer)| block.forward(x, step, &mut [layer]))
+        let (x, own) = self.begin(tokens, None)?;
+        self.blocks.iter().enumerate().try_fold(x, |x, (index, block)| {
+            let own = self.own(own.as_ref(), index)?;
+            block.forward(x, own.as_ref(), step, &mut [&mut layers[self.places[index]]])
+        })
     }
 
     /// The states of T tokens before the first block, f32 `[T, hidden_size]`.
@@ -206,11 +249,15 @@ impl Decoder {
     }
 
     /// The states of whole sequences before the final norm and the output layer: as [`Self::run`],
-    /// but only one block's keys and values are in memory at a time.
+    /// but only one block's keys and values are in memory at a time, unless others read them.
     ///
     /// # Errors
     /// Those of the ops.
     pub(crate) fn run_whole(&self, tokens: &Tensor, step: &Step) -> Result<Residual, KernelError> {
+        if self.has_ties() {
+            let mut caches = vec![Cache::default(); step.spans.len()];
+            return self.run(tokens, step, &mut caches.iter_mut().collect::<Vec<_>>());
+        }
         let x = self.unchanged(self.embed(tokens, None)?)?;
         (0..self.blocks.len()).try_fold(x, |x, index| self.whole(index, x, step))
     }
@@ -218,13 +265,16 @@ impl Decoder {
     /// Whole sequences through block `index`, with caches of its own.
     fn whole(&self, index: usize, x: Residual, step: &Step) -> Result<Residual, KernelError> {
         let (block, device) = (&self.blocks[index], x.stream.tensor().device());
+        if self.has_ties() {
+            return Err(alone());
+        }
         let mut caches = vec![Cache::default(); step.spans.len()];
         let mut layers = Vec::with_capacity(caches.len());
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
             let new = || Ok(vec![block.cache(self.cache.dtype(), device)?]);
             layers.extend(cache.reserve(span.rows.len(), new)?.iter_mut());
         }
-        block.forward(x, step, &mut layers)
+        block.forward(x, None, step, &mut layers)
     }
 
     /// Whole sequences through block `index`, of which `tape` records no more than what goes in and
@@ -286,7 +336,13 @@ impl Decoder {
     /// Those of the ops.
     pub(crate) fn logits(&self, hidden: &Residual) -> Result<Var, KernelError> {
         let logits = self.head.forward_f32(hidden.normed(&self.norm))?;
-        scaled(logits, self.logit_scale.as_ref())
+        let logits = scaled(logits, self.logit_scale.as_ref())?;
+        self.logit_cap.as_ref().map_or(Ok(logits.clone()), |caps| softcap(&logits, caps))
+    }
+
+    /// True if logits are bent towards a cap.
+    pub(crate) fn has_softcap(&self) -> bool {
+        self.logit_cap.is_some()
     }
 
     /// States of T tokens to what the output layer reads, `[T, hidden_size]`.
@@ -301,6 +357,7 @@ impl Decoder {
     pub(crate) fn inventory(&self) -> Inventory {
         let mut all = Inventory::default();
         self.embedding.as_linear().list(&mut all);
+        self.layer_embeddings.iter().for_each(|layers| layers.list(&mut all));
         self.blocks.iter().for_each(|block| block.list(&mut all));
         self.norm.list(&mut all);
         self.head.list(&mut all);
@@ -311,4 +368,17 @@ impl Decoder {
     pub(crate) fn head(&self) -> &Linear {
         &self.head
     }
+}
+
+/// The place of each block's cache among those of the blocks that have one of their own.
+fn places(blocks: &[Block]) -> Arc<[usize]> {
+    let mut own = 0;
+    let mut places = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        // A layer whose cache is another one's follows it.
+        let place = block.cache_of().and_then(|of| places.get(of).copied());
+        places.push(place.unwrap_or(own));
+        own += usize::from(place.is_none());
+    }
+    places.into()
 }

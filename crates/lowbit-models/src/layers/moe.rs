@@ -1,12 +1,13 @@
 use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
-    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SELECTION_BIAS,
-    SHARED_EXPERT, SHARED_EXPERT_GATE,
+    EXPERT_SCALE, EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER,
+    SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE,
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
-use lowbit_kernels::ops::{Gate, RouterParams, RouterScores};
+use lowbit_formats::{FloatType, Format};
+use lowbit_kernels::ops::{Gate, RouterParams, RouterScores, dequant_gather};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
@@ -27,6 +28,8 @@ pub struct MoeConfig {
     pub gate: Gate,
     /// True if experts' projections have biases.
     pub biases: bool,
+    /// True if each expert's weight has a factor of its own.
+    pub factors: bool,
 }
 
 impl MoeConfig {
@@ -55,10 +58,22 @@ impl MoeConfig {
         num_experts: usize,
         moe_intermediate_size: usize,
     ) -> Result<Self, ModelError> {
-        let top_k = config.size("num_experts_per_tok", "expert_used_count")?;
+        Self::by("num_experts_per_tok", config, [num_experts, moe_intermediate_size])
+    }
+
+    /// The same where `config.json` has the number of chosen experts as `key`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn by(
+        key: &str,
+        config: &Config<'_>,
+        [num_experts, moe_intermediate_size]: [usize; 2],
+    ) -> Result<Self, ModelError> {
+        let top_k = config.size(key, "expert_used_count")?;
         if top_k > num_experts {
             let want = format!("there are {num_experts} experts");
-            return Err(config.refuse("num_experts_per_tok", &top_k.to_string(), &want));
+            return Err(config.refuse(key, &top_k.to_string(), &want));
         }
         Ok(Self {
             num_experts,
@@ -69,6 +84,7 @@ impl MoeConfig {
             shared_expert_gate: true,
             gate: Gate::Silu,
             biases: false,
+            factors: false,
         })
     }
 
@@ -143,6 +159,8 @@ pub struct SparseMoe {
     router: Router,
     /// f32 `[num_experts]`, if the choice has a bias.
     selection_bias: Option<Named<Tensor>>,
+    /// The factor of each expert's weight, f32 `[num_experts, 1]`, if there is one.
+    factors: Option<QuantizedTensor>,
     params: RouterParams,
     experts: Experts,
 }
@@ -206,7 +224,8 @@ impl SparseMoe {
             }
         };
         let bias = config.selection_bias.then(|| weights.vector(SELECTION_BIAS, config.num_experts));
-        Ok(Self { router, selection_bias: bias.transpose()?, params: config.router, experts })
+        let factors = config.factors.then(|| factors(weights, config.num_experts)).transpose()?;
+        Ok(Self { router, selection_bias: bias.transpose()?, factors, params: config.router, experts })
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
@@ -245,6 +264,7 @@ impl SparseMoe {
         outline.word("shared expert's gate", matches!(self.router, Router::Gated(_)));
         outline.word("experts' gate", format!("{:?}", self.experts.gate));
         outline.word("experts' biases", self.experts.biases.is_some());
+        outline.word("experts' factors", self.factors.is_some());
     }
 
     /// `[T, hidden_size]` to the same.
@@ -252,16 +272,24 @@ impl SparseMoe {
     /// # Errors
     /// Those of the ops.
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
+        self.forward_routed(x, x)
+    }
+
+    /// The same where the router reads `routed`, of x's shape.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn forward_routed(&self, x: &Var, routed: &Var) -> Result<Var, KernelError> {
         let (logits, shared) = match &self.router {
-            Router::Alone(router) => (router.forward(x)?, None),
+            Router::Alone(router) => (router.forward(routed)?, None),
             Router::Gated(shared) => {
                 let (gates, expert) = &**shared;
-                let [logits, gate] = gates.forward(x)?;
+                let [logits, gate] = gates.forward(routed)?;
                 (logits, Some((Some(gate), expert)))
             }
             Router::Ungated(shared) => {
                 let (router, expert) = &**shared;
-                (router.forward(x)?, Some((None, expert)))
+                (router.forward(routed)?, Some((None, expert)))
             }
         };
         let (among, apart) = match self.experts.shared && x.dim(0) == 1 {
@@ -271,6 +299,7 @@ impl SparseMoe {
         let among = among.as_ref().and_then(|(gate, _)| gate.as_ref());
         let bias = self.selection_bias.as_ref().map(|bias| &bias.value);
         let (ids, expert_weights) = ops::router_top_k(&logits, bias, among, self.params)?;
+        let expert_weights = self.with_factors(expert_weights, &ids)?;
         let y = ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights)?;
         match apart {
             None => Ok(y),
@@ -278,6 +307,19 @@ impl SparseMoe {
             Some((Some(gate), expert)) => ops::add(&y, &ops::glu(&expert.forward(x)?, &gate, Gate::Sigmoid)?),
         }
     }
+
+    /// The weights `[T, top_k]` of the experts `ids`, times these experts' factors.
+    fn with_factors(&self, weights: Var, ids: &Tensor) -> Result<Var, KernelError> {
+        let Some(factors) = &self.factors else { return Ok(weights) };
+        let factors = dequant_gather(factors, ids, FloatType::F32)?;
+        ops::mul(&weights, &factors.reshape(weights.tensor().shape())?.into())
+    }
+}
+
+/// [`SparseMoe::factors`].
+fn factors(weights: &Weights<'_>, experts: usize) -> Result<QuantizedTensor, ModelError> {
+    let values = weights.vector(EXPERT_SCALE, experts)?.value.reshape(&[experts, 1])?;
+    Ok(QuantizedTensor::new(Format::Float(FloatType::F32), &[experts, 1], vec![values])?)
 }
 
 impl Experts {

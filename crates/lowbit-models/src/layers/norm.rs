@@ -17,6 +17,11 @@ impl RmsNorm {
         Self { weight, eps }
     }
 
+    /// The norm with a weight that is no parameter.
+    pub fn constant(weight: Tensor, eps: f32) -> Self {
+        Self::new(Named { name: "".into(), value: weight }, eps)
+    }
+
     /// The norm of this name, with a weight of `len` values.
     ///
     /// # Errors

@@ -16,9 +16,12 @@ pub struct DecoderSpec {
     pub norm: Name<'static>,
     /// Constant factors.
     pub multipliers: Multipliers,
+    /// The size of the embeddings that each layer has of its own, if there are some: see
+    /// [`LayerEmbeddings`](super::LayerEmbeddings).
+    pub layer_embedding: Option<usize>,
 }
 
-/// Constant factors of a decoder's values; 1 leaves them as they are.
+/// Factors of a decoder's values; 1 leaves them as they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
     /// Of the embedding.
@@ -27,11 +30,15 @@ pub struct Multipliers {
     pub residual: f32,
     /// Of logits.
     pub logits: f32,
+    /// The bound that logits are bent towards, if there is one: [`lowbit_kernels::ops::softcap()`].
+    pub softcap: Option<f32>,
+    /// The name of each layer's factor of its result, where layers have one.
+    pub layer: Option<Name<'static>>,
 }
 
 impl Multipliers {
     /// No factors.
-    pub const NONE: Self = Self { embedding: 1.0, residual: 1.0, logits: 1.0 };
+    pub const NONE: Self = Self { embedding: 1.0, residual: 1.0, logits: 1.0, softcap: None, layer: None };
 }
 
 /// A layer: `h = x + after_mixer(mixer(norm(x)))`,
@@ -94,6 +101,8 @@ pub enum MixerSpec {
 pub enum FeedforwardSpec {
     Dense(MlpConfig),
     Sparse(MoeConfig),
+    /// Both, beside each other: see [`ParallelMoe`](super::ParallelMoe).
+    Parallel(MlpConfig, MoeConfig),
 }
 
 /// A gated MLP: SwiGLU where the gate is silu.

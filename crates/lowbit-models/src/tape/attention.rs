@@ -65,6 +65,20 @@ pub(crate) fn attention(
     }))
 }
 
+/// [`ops::attention()`] of queries `[T, H, ..]` to keys and values that are cached. Nothing records
+/// it.
+pub(crate) fn attention_to_cached(
+    cache: &KvCache,
+    q: &Var,
+    positions: &Tensor,
+    heads: &Heads<'_>,
+) -> Result<Var, KernelError> {
+    let [keys, values] = cache.tensors();
+    check_unrecorded(q)?;
+    let q = rotated(q.tensor(), positions, heads)?;
+    Ok(ops::attention(&q, keys, values, positions, heads.sinks, &heads.params)?.into())
+}
+
 /// The same for sequences in a pool.
 pub(crate) fn attention_in_pool(
     cache: &mut KvCache,
@@ -87,6 +101,40 @@ pub(crate) fn attention_in_pool(
     Ok(shapes::rows_joined(&ys.collect::<Result<Vec<_>, _>>()?)?.into())
 }
 
+/// As [`attention_to_cached`] for sequences in a pool.
+pub(crate) fn attention_to_pool(
+    cache: &KvCache,
+    q: &Var,
+    rows: &PoolRows,
+    heads: &Heads<'_>,
+) -> Result<Var, KernelError> {
+    check_unrecorded(q)?;
+    let q = rotated(q.tensor(), &rows.positions, heads)?;
+    if let [part] = &rows.parts[..] {
+        return Ok(attention_to_pages(cache, &q, part, heads)?.into());
+    }
+    let ys = rows
+        .parts
+        .iter()
+        .map(|part| attention_to_pages(cache, &q.rows(part.rows.start, part.rows.end)?, part, heads));
+    Ok(shapes::rows_joined(&ys.collect::<Result<Vec<_>, _>>()?)?.into())
+}
+
+/// Refuses queries to another layer's keys that a tape records.
+fn check_unrecorded(q: &Var) -> Result<(), KernelError> {
+    let (got, want) = ("recorded".into(), "attention to another layer's keys has no gradient".into());
+    match q.tape() {
+        None => Ok(()),
+        Some(_) => Err(KernelError::Value { op: "attention", operand: "q", got, want }),
+    }
+}
+
+/// Queries, normed and rotated.
+fn rotated(q: &Tensor, positions: &Tensor, heads: &Heads<'_>) -> Result<Tensor, KernelError> {
+    let norm = heads.norms.map(|[of_queries, _]| HeadNorm::new(of_queries, None));
+    ops::rms_norm_rope(q, positions, &HeadNorm::rotation(norm.as_ref(), heads.head_dim, heads.rope))
+}
+
 /// The same for sequences with as many tokens each: a token of each, or tokens of one.
 fn attention_of_part(
     cache: &mut KvCache,
@@ -94,18 +142,29 @@ fn attention_of_part(
     part: &PagedRows,
     heads: &Heads<'_>,
 ) -> Result<Tensor, KernelError> {
-    let Heads { head_dim, norms, rope, sinks, params } = *heads;
+    let Heads { head_dim, norms, rope, .. } = *heads;
     let norms =
         norms.map_or([None, None], |norms| norms.each_ref().map(|norm| Some(HeadNorm::new(norm, None))));
     let rotations = norms.each_ref().map(|norm| HeadNorm::rotation(norm.as_ref(), head_dim, rope));
     let q = cache.append_paged(qkv, part, rotations.each_ref())?;
+    attention_to_pages(cache, &q, part, heads)
+}
+
+/// The attention of queries that are normed and rotated.
+fn attention_to_pages(
+    cache: &KvCache,
+    q: &Tensor,
+    part: &PagedRows,
+    heads: &Heads<'_>,
+) -> Result<Tensor, KernelError> {
+    let Heads { sinks, params, .. } = *heads;
     let (pages, PagedRows { positions, table, .. }) = (cache.pages(part), part);
     if q.dim(0) == table.dim(0) {
-        return ops::attention_paged(&q, pages, positions, sinks, &params);
+        return ops::attention_paged(q, pages, positions, sinks, &params);
     }
     let table = table.reshape(&[table.len()])?;
     let [keys, values] = [pages.keys, pages.values].map(|pages| ops::gather_pages(pages, &table));
-    ops::attention(&q, &keys?, &values?, positions, sinks, &params)
+    ops::attention(q, &keys?, &values?, positions, sinks, &params)
 }
 
 impl HeadNorm {

@@ -15,7 +15,7 @@ pub mod ops;
 mod parameters;
 pub(crate) mod shapes;
 
-pub(crate) use attention::{Heads, attention, attention_in_pool};
+pub(crate) use attention::{Heads, attention, attention_in_pool, attention_to_cached, attention_to_pool};
 pub(crate) use parameters::Weight;
 pub use parameters::{Inventory, Named, Parameter, Parameters};
 

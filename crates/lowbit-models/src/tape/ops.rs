@@ -223,6 +223,17 @@ pub(crate) fn mul(x: &Var, y: &Var) -> Result<Var> {
     }))
 }
 
+/// [`ops::softcap()`], of which there is no gradient.
+pub(crate) fn softcap(x: &Var, caps: &Tensor) -> Result<Var> {
+    match x.tape() {
+        None => Ok(ops::softcap(&x.tensor, caps)?.into()),
+        Some(_) => {
+            let (got, want) = ("recorded".into(), "a soft cap has no gradient".into());
+            Err(KernelError::Value { op: "softcap", operand: "x", got, want })
+        }
+    }
+}
+
 /// [`ops::add()`] of a bias to each row.
 pub(crate) fn add_bias(x: &Var, bias: &Named<Tensor>) -> Result<Var> {
     let Some(tape) = x.tape() else { return Ok(ops::add(&x.tensor, &bias.value)?.into()) };

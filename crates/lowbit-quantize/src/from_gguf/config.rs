@@ -128,6 +128,10 @@ impl Builder<'_> {
         rope: &RopeParams,
         warnings: &mut Vec<String>,
     ) -> Result<Map<String, Json>, QuantizeError> {
+        if self.source.computed.has_two_sizes() {
+            // The divisors are a fraction there: `TextConfig::rope`.
+            return Ok(Map::new());
+        }
         let factors = rope.freq_factors.as_deref().unwrap_or_default();
         let still = factors.iter().filter(|factor| factor.is_infinite()).count();
         if still > 0 {

@@ -10,7 +10,7 @@ use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
 use lowbit_models::names::{
     A_LOG, CONV1D, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA,
-    IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, NORM, Name, SHORT_CONV,
+    IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, NORM, Name, PER_LAYER_TOP, SHORT_CONV,
 };
 
 /// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
@@ -54,8 +54,12 @@ impl Names<'_> {
             return Ok(());
         }
         if is(FUSED_GATE_UP) {
-            let mlp = self.prefixed(layer, "mlp.");
-            return split_gate_up(&with_rank(view, 3), &mlp, tensors);
+            let first = tensors.len();
+            split_gate_up(&with_rank(view, 3), "mlp.", tensors)?;
+            for tensor in &mut tensors[first..] {
+                tensor.name = self.prefixed(layer, &tensor.name);
+            }
+            return Ok(());
         }
         let other = [IN_PROJ_A, IN_PROJ_B].into_iter().any(is) && fused || is(IN_PROJ_BA) && !fused;
         let known = self.gguf.computed.architecture.mlx_name(name).filter(|_| !other).ok_or_else(|| {
@@ -107,7 +111,11 @@ impl Names<'_> {
                 let name = self.gguf.computed.architecture.stored_name(name, Layout::Mlx);
                 format!("{prefix}model.layers.{layer}.{name}")
             }
-            None if [EMBED_TOKENS.0, NORM.0, EMBEDDING_NORM.0].contains(&module) => {
+            None if [EMBED_TOKENS, NORM, EMBEDDING_NORM]
+                .iter()
+                .chain(PER_LAYER_TOP)
+                .any(|it| it.0 == module) =>
+            {
                 format!("{prefix}model.{name}")
             }
             None => format!("{prefix}{name}"),
@@ -175,7 +183,8 @@ fn rank(name: &str) -> usize {
     let of_experts = name.contains("switch_mlp.");
     match name.strip_suffix(".weight") {
         Some(_) if of_experts => 3,
-        Some(module) if !module.ends_with("norm") => 2,
+        // Some are numbered.
+        Some(module) if !module.trim_end_matches(['_', '1', '2']).ends_with("norm") => 2,
         None if of_experts => 2,
         _ => 1,
     }

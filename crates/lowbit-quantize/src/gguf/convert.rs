@@ -15,6 +15,7 @@ use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::ModelError;
 use lowbit_models::arch::LONG_ROPE;
+use lowbit_models::layers::STILL;
 use lowbit_models::names::{
     A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE, SHORT_CONV,
 };
@@ -72,7 +73,7 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
 }
 
 /// Divisors of the rotary embedding's frequencies, which GGUF has as tensors: Llama 3's, and
-/// LongRoPE's two.
+/// LongRoPE's two, and those of heads that are rotated in part.
 fn rope_divisors(computed: &Computed<'_>) -> Result<Vec<Tensor>, QuantizeError> {
     let tensor = |name: &str, values: &[f32]| {
         let (name, shape) = (name.into(), vec![values.len()]);
@@ -86,6 +87,11 @@ fn rope_divisors(computed: &Computed<'_>) -> Result<Vec<Tensor>, QuantizeError> 
                 tensor(LONG_ROPE[0], &long.short_factor),
                 tensor(LONG_ROPE[1], &long.long_factor),
             ]);
+        }
+        _ if computed.has_two_sizes() => {
+            let all = rope.freq_factors.unwrap_or_else(|| vec![1.0; rope.rotary_dim / 2]);
+            let divisors: Vec<f32> = all.into_iter().map(|divisor| divisor.min(STILL)).collect();
+            return Ok(vec![tensor(ROPE_FREQS, &divisors)]);
         }
         _ => return Ok(vec![]),
     };

@@ -23,7 +23,8 @@ use serde_json::Value as Json;
 const BEFORE_HEADS: &[(&str, &str)] =
     &[("max_position_embeddings", "context_length"), ("hidden_size", "embedding_length")];
 const MLP: &[(&str, &str)] = &[("intermediate_size", "feed_forward_length")];
-const EXPERTS_PER_TOKEN: &[(&str, &str)] = &[("num_experts_per_tok", "expert_used_count")];
+const EXPERTS_PER_TOKEN: [(&str, &str); 2] =
+    [("num_experts_per_tok", "expert_used_count"), ("top_k_experts", "expert_used_count")];
 const EXPERTS: &[(&str, &str)] = &[("moe_intermediate_size", "expert_feed_forward_length")];
 const SHARED: &[(&str, &str)] = &[("shared_expert_intermediate_size", "expert_shared_feed_forward_length")];
 /// Of experts that are chosen by sigmoids.
@@ -82,10 +83,7 @@ pub(super) fn metadata(
     let layers = computed.decoder().num_hidden_layers + predictors;
     builder.put_own("block_count", u32_value(config, "num_hidden_layers", layers)?)?;
     builder.sizes(BEFORE_HEADS)?;
-    match computed.mlp().filter(|_| config.computes("block_auto_adjust_ff_dim")) {
-        Some(mlp) => builder.put_own(MLP[0].1, u32_value(config, MLP[0].0, mlp.intermediate_size)?)?,
-        None => builder.sizes(MLP)?,
-    }
+    builder.mlp()?;
     builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", computed.heads()?)?)?;
     builder.key_heads()?;
     builder.rope()?;
@@ -94,12 +92,14 @@ pub(super) fn metadata(
     }
     builder.multipliers()?;
     builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
-    builder.sizes(&[(computed.experts_key(), "expert_count")])?;
-    builder.sizes(EXPERTS_PER_TOKEN)?;
-    let dim = u32_value(config, "head_dim", computed.head_dim()?)?;
-    builder.put_own("attention.key_length", dim.clone())?;
-    builder.put_own("attention.value_length", dim.clone())?;
-    if architecture.gguf_name(ROUTER.0).is_some() {
+    let has_experts = computed.experts().is_some() || !computed.computes("enable_moe_block");
+    if has_experts {
+        builder.sizes(&[(computed.experts_key(), "expert_count")])?;
+        let [usual, other] = EXPERTS_PER_TOKEN;
+        builder.sizes(&[if computed.computes(other.0) { other } else { usual }])?;
+    }
+    let dim = builder.head_sizes()?;
+    if has_experts && architecture.gguf_name(ROUTER.0).is_some() {
         builder.sizes(EXPERTS)?;
         let (own, key) = EXPERTS[0];
         if !computed.computes(own) && keys::role(architecture.gguf_keys, key).is_some() {
@@ -232,19 +232,69 @@ impl Builder<'_> {
         Ok(())
     }
 
+    /// The rows of the MLP: of each layer, where they differ in Gemma 4.
+    fn mlp(&mut self) -> Result<(), QuantizeError> {
+        let (computed, (json, gguf)) = (self.computed, MLP[0]);
+        let rows = computed.mlp_rows();
+        let differ = computed.has_two_sizes() && rows.iter().any(|other| *other != rows[0]);
+        let adjusted = computed.mlp().filter(|_| self.config.computes("block_auto_adjust_ff_dim"));
+        match adjusted {
+            Some(mlp) => self.put_own(gguf, u32_value(self.config, json, mlp.intermediate_size)?),
+            None if differ => {
+                let listed = self.listed(json, &rows)?;
+                self.put_own(gguf, listed)
+            }
+            None => self.sizes(MLP),
+        }
+    }
+
+    /// The size of a head, which it returns; of layers without a window where kinds of layers
+    /// differ.
+    fn head_sizes(&mut self) -> Result<Value, QuantizeError> {
+        let dim = u32_value(self.config, "head_dim", self.computed.full_head_dim()?)?;
+        self.put_own("attention.key_length", dim.clone())?;
+        self.put_own("attention.value_length", dim.clone())?;
+        if self.computed.has_two_sizes() {
+            self.sizes_by_kind(dim.clone())?;
+        }
+        Ok(dim)
+    }
+
+    /// Gemma 4's keys: the heads of layers with a window, and how much of a head is rotated, `dim`
+    /// being the size of the others'.
+    fn sizes_by_kind(&mut self, dim: Value) -> Result<(), QuantizeError> {
+        let size = |key: &str, size: usize| u32_value(self.config, key, size);
+        let local = size("head_dim", self.computed.head_dim()?)?;
+        let own = self.computed.outline.spec().layer_embedding.unwrap_or(0);
+        for (key, value) in [
+            ("attention.key_length_swa", local.clone()),
+            ("attention.value_length_swa", local.clone()),
+            ("attention.shared_kv_layers", size("num_kv_shared_layers", self.computed.shared_layers())?),
+            ("embedding_length_per_layer_input", size("hidden_size_per_layer_input", own)?),
+            ("rope.dimension_count", dim),
+            ("rope.dimension_count_swa", local),
+        ] {
+            self.put_own(key, value)?;
+        }
+        match self.computed.outline.spec().multipliers.softcap {
+            Some(cap) => self.put_own("final_logit_softcapping", Value::F32(cap)),
+            None => Ok(()),
+        }
+    }
+
     /// The window, and which layers have it where that is not what llama.cpp takes.
     fn windows(&mut self, Windows { interval, keys, .. }: Windows) -> Result<(), QuantizeError> {
-        let like_gemma = keys == WindowKeys::Interval;
+        let like_gemma = [WindowKeys::Interval, WindowKeys::Sizes].contains(&keys);
         let (window, sliding) = self.computed.windows();
         let window = match window {
-            None if keys != WindowKeys::Types => return Ok(()),
+            None if ![WindowKeys::Types, WindowKeys::Sizes].contains(&keys) => return Ok(()),
             // Readers want one even where no layer has it.
             None => self.config.optional_size("sliding_window", "")?.unwrap_or(1),
             Some(window) => window,
         };
         self.put_own("attention.sliding_window", u32_value(self.config, "sliding_window", window)?)?;
-        if sliding.iter().enumerate().any(|(layer, &sliding)| sliding == (layer + 1).is_multiple_of(interval))
-        {
+        let by_interval = |(layer, &sliding): (usize, &bool)| sliding != (layer + 1).is_multiple_of(interval);
+        if keys == WindowKeys::Sizes || !sliding.iter().enumerate().all(by_interval) {
             self.put_own("attention.sliding_window_pattern", Value::Array(Array::Bool(sliding)))?;
         }
         if !like_gemma {
@@ -351,10 +401,23 @@ impl Builder<'_> {
         self.put_own("rope.dimension_count", rotary)
     }
 
+    /// A size of each layer.
+    fn listed(&self, json: &str, sizes: &[usize]) -> Result<Value, QuantizeError> {
+        let narrow = |&size: &usize| i32::try_from(size);
+        let listed = sizes.iter().map(narrow).collect::<Result<_, _>>();
+        let refuse = |_| self.config.refuse(json, &format!("{sizes:?}"), "GGUF has 32 bits for each");
+        Ok(Value::Array(Array::I32(listed.map_err(refuse)?)))
+    }
+
     /// Key heads: of each layer, where layers of convolutions have none.
     fn key_heads(&mut self) -> Result<(), QuantizeError> {
         let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
         let heads = self.computed.key_heads()?;
+        let each: Vec<usize> = self.computed.attention().map(|it| it.num_key_value_heads).collect();
+        if each.iter().any(|&other| other != heads) {
+            let listed = self.listed(json, &each)?;
+            return self.put_own(key, listed);
+        }
         if !self.computed.computes("conv_L_cache") {
             return self.put_own(key, u32_value(self.config, json, heads)?);
         }

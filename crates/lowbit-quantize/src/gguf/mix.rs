@@ -51,7 +51,7 @@ impl Part {
         ];
         match name {
             "output.weight" => Self::Output,
-            "token_embd.weight" => Self::Embedding,
+            "token_embd.weight" | "per_layer_token_embd.weight" => Self::Embedding,
             _ => BY_NAME.iter().find(|(part, _)| name.contains(part)).map_or(Self::Other, |(_, part)| *part),
         }
     }

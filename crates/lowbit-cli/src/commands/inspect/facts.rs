@@ -114,7 +114,8 @@ impl Facts {
             num_experts: size("num_experts", "expert_count")
                 .or_else(|| size("num_local_experts", "expert_count"))
                 .or_else(|| size("n_routed_experts", "expert_count")),
-            num_experts_per_tok: size("num_experts_per_tok", "expert_used_count"),
+            num_experts_per_tok: size("num_experts_per_tok", "expert_used_count")
+                .or_else(|| size("top_k_experts", "expert_used_count")),
             num_attention_heads,
             num_key_value_heads: size("num_key_value_heads", "attention.head_count_kv")
                 // Some files list them by layer.
