@@ -46,7 +46,7 @@ pub(crate) fn planned(
 ) -> Plan {
     let Device::Gpu(gpu) = x.device() else { unreachable!() };
     let dtype = FloatType::from_dtype(x.dtype()).unwrap();
-    plan_of(gpu, &XOperands::new(&x.into()).unwrap(), weight, experts, shape, dtype).1
+    plan_of(gpu, &XOperands::new(&x.into()).unwrap(), weight, experts.map(|experts| experts.routing), shape, dtype).1
 }
 
 /// True if products of many rows round weights to x's type.
