@@ -69,7 +69,7 @@ const KERNELS: [Candidate; 15] = [
     },
     Candidate {
         name: "stream_rows",
-        reason: "2 to 32 rows of x, up to 64 where wide tiles are few: on an H100 12 for 2 rows of 4096 to 12352, 13 for 8, \
+        reason: "2 to 32 rows of x, and more where wide tiles are few or do not store the type: on an H100 12 for 2 rows of 4096 to 12352, 13 for 8, \
                  17 for 16 and 27 for 32, a copy 9; 64 rows of 12288 to 4096 take 41, and 72 in wide tiles on an H200",
         few_rows: false,
         fit: |caps, problem| stream_rows::fit(caps, problem).map(Kernel::StreamRows),
@@ -308,9 +308,22 @@ mod tests {
                 _ => "mat_vec",
             };
             assert_eq!((name(of(16)), name(of(33))), (few, many), "sm_{capability}");
-            // A weight of few rows.
-            let narrow = name(Problem::example(Format::Q4_0, [FloatType::F16; 2], [64, 4096, 14336]));
-            assert_eq!(narrow, if capability < 90 { many } else { few }, "sm_{capability}");
+            // A weight of few rows, and of fewer.
+            for (m, n, streams) in [(64, 4096, true), (128, 4096, false), (128, 2048, true), (256, 257, true)]
+            {
+                let narrow = name(Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, n, 14336]));
+                assert_eq!(
+                    narrow,
+                    if capability < 90 || !streams { many } else { few },
+                    "sm_{capability} {m}"
+                );
+            }
+            // Logits of a step.
+            let logits = Problem::example(Format::Q4_0, [FloatType::F16, FloatType::F32], [128, 32000, 4096]);
+            if capability >= 90 {
+                let plan = plan(target.caps(), &logits);
+                assert_eq!((plan.name, plan.widen), ("stream_rows", false), "sm_{capability}");
+            }
             let routing = Some(Routing { experts: 64, pairs: 4096, share: 8 });
             assert_eq!(name(Problem { batches: 4096, routing, ..of(1) }), experts, "sm_{capability}");
         }

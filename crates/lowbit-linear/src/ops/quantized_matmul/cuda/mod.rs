@@ -3,7 +3,7 @@
 //! | | |
 //! |---|---|
 //! | `stream.rs` | one row of x, from Hopper on: the weight streams through shared memory |
-//! | `stream_rows/` | 2 to 64 rows of x, likewise: exact products of codes |
+//! | `stream_rows/` | 2 to 32 rows of x, and more of narrow weights, likewise: exact products of codes |
 //! | `stream_experts/` | steps with experts, likewise: each cube sorts the pairs of tokens and experts |
 //! | `mma_vec/` | 1 to 8 rows of x: wide loads, exact products of codes |
 //! | `mma_rows/` | 6 to 32 rows of x, and experts with few pairs each: exact products of codes |

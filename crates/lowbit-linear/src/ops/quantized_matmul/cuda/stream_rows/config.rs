@@ -15,8 +15,10 @@ pub const BLOCK: usize = 64;
 pub const SLICES: usize = 8;
 /// Planes that copy the weight, and as many that copy x.
 pub const COPIERS: usize = 2;
+/// The most rows of x that a cube takes at a time.
+pub const FEW_ROWS: usize = 32;
 /// The most rows of x that the kernel takes.
-pub const MOST_ROWS: usize = 64;
+pub const MOST_ROWS: usize = 256;
 
 /// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -38,7 +38,7 @@ use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::with_components;
 use crate::ops::glu::Gate;
 use crate::ops::glu::gpu as gates;
-use config::{BLOCK, COPIERS, MOST_ROWS, SLICES};
+use config::{BLOCK, COPIERS, FEW_ROWS, MOST_ROWS, SLICES};
 use copy::{copy_weight, copy_x};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -66,10 +66,13 @@ impl Launch {
 
 /// The configuration for the product, if the kernel takes it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Launch> {
+    let passes = problem.m.div_ceil(FEW_ROWS);
     // Wide tiles are 128 rows of a weight each: one of few rows leaves most multiprocessors idle.
-    let narrow = problem.n <= 48 * caps.multiprocessors;
-    let most = if narrow { MOST_ROWS } else { MOST_ROWS / 2 };
-    let few = (2..=most).contains(&problem.m) && problem.batches == 1 && problem.routing.is_none();
+    let narrow = problem.n * passes <= 96 * caps.multiprocessors;
+    // They do not store f32 of 16-bit rows, as logits are: the portable tile of f32 would be taken.
+    let logits = problem.y_type != problem.x_type;
+    let worth = passes == 1 || problem.m <= MOST_ROWS && (narrow || logits);
+    let few = problem.m >= 2 && worth && problem.batches == 1 && problem.routing.is_none();
     if !few || problem.source.is_some() || !problem.vectors {
         return None;
     }
