@@ -77,7 +77,7 @@ impl StreamExperts {
     /// The cut that has the least to read for the busiest multiprocessor, as far as the number of
     /// pairs says it.
     fn new(caps: &Caps, problem: &Problem) -> Option<Self> {
-        /// Stages that are not too small to count.
+        /// The most stages: small ones leave room for more than wide tiles do.
         const STAGES: usize = 8;
         /// Bytes of the weight that come while sums are added up and stored.
         const STORED: usize = 8192;
@@ -113,8 +113,8 @@ struct Sizes {
     apart: u32,
 }
 
-/// `y[t, n] = sum over k of x[t / share, k] * weight[ids[t], n, k]`, or the gated linear unit of two
-/// such products; NaN for an id that is none of the experts'.
+/// `y[t, n] = sum over k of x[t / share, k] * weight[ids[t], n, k]`, or the gated linear unit of
+/// two such products; NaN for an id that is none of the experts'.
 #[kernel(waits)]
 fn gather_qmm_stream_experts<S: Int, B: Int, Y: Int, V: Size>(
     weight: &Components<S, B, V>,
