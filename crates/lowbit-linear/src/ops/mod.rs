@@ -45,7 +45,8 @@ pub use distillation_loss::{
 };
 pub use distillation_loss_top_k::{TopKTargets, distillation_loss_top_k, top_k_targets};
 pub use gather_qmm::{
-    gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_weight, gather_qmm_backward_x,
+    gated_experts, gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_weight, gather_qmm_backward_x,
+    streams_experts,
 };
 pub use glu::{Gate, GluGradient, glu, glu_backward};
 pub use grow::grow;

@@ -7,7 +7,7 @@ use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::{FloatType, Format};
-use lowbit_kernels::ops::{Gate, RouterParams, RouterScores, dequant_gather};
+use lowbit_kernels::ops::{Gate, RouterParams, RouterScores, dequant_gather, streams_experts};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
@@ -204,8 +204,7 @@ struct Experts {
     gate: Gate,
     /// Those of gate, up and down, f32 `[E, I]` and `[E, H]`.
     biases: Option<[Named<QuantizedTensor>; 3]>,
-    /// True if the shared expert is the last of the stack: a single token's products with it then
-    /// need no extra launches.
+    /// True if the shared expert is the last of the stack: see [`Experts::takes_shared`].
     shared: bool,
 }
 
@@ -314,7 +313,7 @@ impl SparseMoe {
                 (router.forward(routed)?, Some((None, expert)))
             }
         };
-        let (among, apart) = match self.experts.shared && x.dim(0) == 1 {
+        let (among, apart) = match self.experts.takes_shared(x, self.params.top_k) {
             true => (shared, None),
             false => (None, shared),
         };
@@ -394,8 +393,23 @@ impl Experts {
         Ok(Self { gate_up, down, shared: true, ..self })
     }
 
+    /// True if the shared expert's products with `x` `[T, H]`, beside `top_k` other experts', are
+    /// those of the stack's last: a single token's need no launches of their own then, and a step's
+    /// neither where a kernel reads it once for all tokens.
+    fn takes_shared(&self, x: &Var, top_k: usize) -> bool {
+        match &self.gate_up {
+            GateUp::Both(both) if self.shared => {
+                x.dim(0) == 1 || x.tape().is_none() && streams_experts(x.tensor(), &both.value, top_k + 1)
+            }
+            _ => false,
+        }
+    }
+
     /// `x` `[T, H]` through the experts `ids` `[T, top_k]`: `[T, top_k, H]`.
     fn forward(&self, x: &Var, ids: &Tensor) -> Result<Var, KernelError> {
+        if let (GateUp::Both(both), None, None) = (&self.gate_up, &self.biases, x.tape()) {
+            return ops::gated_experts(x, [both, &self.down], ids, self.gate);
+        }
         let tokens = shapes::reshape(x, &[x.dim(0), 1, x.dim(1)])?;
         let product = |weight| ops::gather_qmm((&tokens).into(), weight, ids);
         let [gate, up] = match &self.gate_up {

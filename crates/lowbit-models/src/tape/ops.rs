@@ -146,6 +146,16 @@ pub(crate) fn gated_mlp(x: &Var, weights: [&Named<QuantizedTensor>; 3], by: Gate
     Ok(ops::gated_mlp(&x.tensor, weights.map(|weight| &weight.value), by)?.into())
 }
 
+/// [`ops::gated_experts()`] of gate and up, and down; nothing records it.
+pub(crate) fn gated_experts(
+    x: &Var,
+    [gate_up, down]: [&Named<QuantizedTensor>; 2],
+    ids: &Tensor,
+    by: Gate,
+) -> Result<Var> {
+    Ok(ops::gated_experts(&x.tensor, &gate_up.value, &down.value, ids, by)?.into())
+}
+
 /// [`ops::gather_qmm()`]; ids are constants.
 pub(crate) fn gather_qmm(x: Input<'_>, weight: &Named<QuantizedTensor>, ids: &Tensor) -> Result<Var> {
     let Some(tape) = tape(x) else { return Ok(ops::gather_qmm(x, &weight.value, ids)?.into()) };

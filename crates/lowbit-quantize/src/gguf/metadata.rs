@@ -92,19 +92,7 @@ pub(super) fn metadata(
     let layers = computed.decoder().num_hidden_layers + predictors;
     builder.put_own("block_count", u32_value(config, "num_hidden_layers", layers)?)?;
     builder.sizes(BEFORE_HEADS)?;
-<<<<<<< ours
-    let keys = ["block_auto_adjust_ff_dim", "shared_intermediate_size"];
-    match computed.mlp().filter(|_| keys.iter().any(|key| config.computes(key))) {
-        Some(mlp) => builder.put_own(MLP[0].1, u32_value(config, MLP[0].0, mlp.intermediate_size)?)?,
-        None if computed.mlp_rows().windows(2).any(|rows| rows[0] != rows[1]) && computed.has_two_sizes() => {
-            let listed = builder.listed(MLP[0].0, &computed.mlp_rows())?;
-            builder.put_own(MLP[0].1, listed)?;
-        }
-        None => builder.sizes(MLP)?,
-    }
-=======
     builder.mlp()?;
->>>>>>> theirs
     builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", computed.heads()?)?)?;
     builder.key_heads()?;
     builder.rope()?;
@@ -119,21 +107,7 @@ pub(super) fn metadata(
         let [usual, other] = EXPERTS_PER_TOKEN;
         builder.sizes(&[if computed.computes(other.0) { other } else { usual }])?;
     }
-<<<<<<< ours
-    let dim = u32_value(config, "head_dim", computed.full_head_dim()?)?;
-    match computed.latents() {
-        Some(latents) => builder.latents(latents)?,
-        None => {
-            builder.put_own("attention.key_length", dim.clone())?;
-            builder.put_own("attention.value_length", dim.clone())?;
-        }
-    }
-    if computed.has_two_sizes() {
-        builder.sizes_by_kind(dim.clone())?;
-    }
-=======
     let dim = builder.head_sizes()?;
->>>>>>> theirs
     if has_experts && architecture.gguf_name(ROUTER.0).is_some() {
         builder.sizes(EXPERTS)?;
         let (own, key) = EXPERTS[0];
@@ -275,7 +249,8 @@ impl Builder<'_> {
         let (computed, (json, gguf)) = (self.computed, MLP[0]);
         let rows = computed.mlp_rows();
         let differ = computed.has_two_sizes() && rows.iter().any(|other| *other != rows[0]);
-        let adjusted = computed.mlp().filter(|_| self.config.computes("block_auto_adjust_ff_dim"));
+        let keys = ["block_auto_adjust_ff_dim", "shared_intermediate_size"];
+        let adjusted = computed.mlp().filter(|_| keys.iter().any(|key| self.config.computes(key)));
         match adjusted {
             Some(mlp) => self.put_own(gguf, u32_value(self.config, json, mlp.intermediate_size)?),
             None if differ => {
@@ -290,8 +265,13 @@ impl Builder<'_> {
     /// differ.
     fn head_sizes(&mut self) -> Result<Value, QuantizeError> {
         let dim = u32_value(self.config, "head_dim", self.computed.full_head_dim()?)?;
-        self.put_own("attention.key_length", dim.clone())?;
-        self.put_own("attention.value_length", dim.clone())?;
+        match self.computed.latents() {
+            Some(latents) => self.latents(latents)?,
+            None => {
+                self.put_own("attention.key_length", dim.clone())?;
+                self.put_own("attention.value_length", dim.clone())?;
+            }
+        }
         if self.computed.has_two_sizes() {
             self.sizes_by_kind(dim.clone())?;
         }

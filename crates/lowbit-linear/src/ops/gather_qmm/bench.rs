@@ -16,12 +16,17 @@ inventory::submit!(Cases(cases));
 inventory::submit!(GpuCases(gpu_cases));
 
 /// Qwen3.5-35B-A3B's experts: gate and up projections.
-const LAYER: Experts = Experts { experts: 256, top_k: 8, n: 512, k: 2048 };
+const LAYER: Experts = Experts { experts: 256, top_k: 8, slots: 1, n: 512, k: 2048 };
+/// Both in one, and the down projection.
+const STEPS: [Experts; 2] =
+    [Experts { n: 1024, ..LAYER }, Experts { slots: LAYER.top_k, n: 2048, k: 512, ..LAYER }];
 
 #[derive(Clone, Copy)]
 struct Experts {
     experts: usize,
     top_k: usize,
+    /// Rows of x per token.
+    slots: usize,
     n: usize,
     k: usize,
 }
@@ -31,7 +36,10 @@ fn cases() -> Vec<Case> {
 }
 
 fn gpu_cases() -> Vec<Case> {
-    of_dtype(FloatType::BF16)
+    let format = inputs::formats(&["affine4g64"])[0];
+    let of_layer =
+        |layer: &Experts| [1, 4, 16, 64, 128].map(|tokens| layer.case(format, FloatType::BF16, tokens));
+    of_dtype(FloatType::BF16).into_iter().chain(STEPS.iter().flat_map(of_layer)).collect()
 }
 
 fn of_dtype(dtype: FloatType) -> Vec<Case> {
@@ -42,10 +50,10 @@ fn of_dtype(dtype: FloatType) -> Vec<Case> {
 
 impl Experts {
     fn case(self, format: Format, dtype: FloatType, tokens: usize) -> Case {
-        let Self { experts, top_k, n, k } = self;
+        let Self { experts, top_k, slots, n, k } = self;
         let row: usize = format.components(k).map_or(0, |all| all.iter().map(|c| c.row_bytes()).sum());
         let used = self.ids(tokens, 0).into_iter().collect::<HashSet<_>>().len();
-        let activations = (tokens * k + tokens * top_k * n) * dtype.size();
+        let activations = (tokens * slots * k + tokens * top_k * n) * dtype.size();
         Case {
             op: "gather_qmm",
             shape: format!("T={tokens} K={k} N={n} E={experts} top_k={top_k}"),
@@ -57,7 +65,7 @@ impl Experts {
             cold_bytes: used * n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;
-                let x = inputs::activations(&[tokens, 1, k], dtype, 1, &host)?;
+                let x = inputs::activations(&[tokens, slots, k], dtype, 1, &host)?;
                 let weight = inputs::weight(format, &[experts, n, k], 2, &host)?;
                 let rounded = Rounded::on(device, dtype, || Ok(Rounded::of_any_m(&weight.to_panels()?)))?;
                 let expected = self.expected(&x, &weight, &self.ids(tokens, 0), rounded)?;
@@ -103,13 +111,13 @@ impl Experts {
         ids: &[u32],
         rounded: Rounded,
     ) -> Result<Vec<Expected>, KernelError> {
-        let Self { top_k, n, k, .. } = self;
+        let Self { top_k, slots, n, k, .. } = self;
         let dtype = FloatType::from_dtype(x.dtype()).unwrap_or(FloatType::F32);
         let x = x.cast(DType::F32)?;
         let distinct = reference::decoded(weight, inputs::DISTINCT)?;
         let mut all = Vec::new();
         for pair in sampled(ids.len()) {
-            let x = &x.as_slice::<f32>()?[pair / top_k * k..][..k];
+            let x = &x.as_slice::<f32>()?[pair / (top_k / slots) * k..][..k];
             let of_pair = reference::matmul_bounded(x, &distinct, k, dtype, rounded);
             let first = ids[pair] as usize * n;
             let row = |i: usize| Expected { index: pair * n + i, ..of_pair[(first + i) % of_pair.len()] };

@@ -1,7 +1,7 @@
 //! The op on a GPU against the reference.
 
 use super::tests::{Case, products_of_one_x_are_each_their_own_on};
-use super::{CHECK, gather_qmm};
+use super::{CHECK, gated_experts, gather_qmm};
 use crate::bench::Expected;
 use crate::ops::quantized_matmul::gpu::Experts;
 use crate::ops::quantized_matmul::gpu_tests::planned;
@@ -153,7 +153,7 @@ fn sorted(case: &Case) -> bool {
 /// That experts find their pairs, on tensor cores.
 fn assert_found(case: &Case) {
     let Device::Gpu(gpu) = gpu() else { unreachable!() };
-    let found = matches!(kernel(case), plan::Kernel::ExpertRows(_));
+    let found = matches!(kernel(case), plan::Kernel::ExpertRows(_) | plan::Kernel::StreamExperts(_));
     assert_eq!(found, gpu.caps().tensor_cores);
 }
 
@@ -185,6 +185,80 @@ fn many_tokens_are_sorted_by_expert() {
                 &on_gpu(&case).unwrap(),
                 &case.bounded(Rounded::weight_if(sorted(&case), FloatType::BF16)),
             );
+        }
+    }
+}
+
+/// In a step a pair's bits are the same whatever tokens are beside it, and however many: experts
+/// with less and with more than a cube takes at a time, and one that all tokens choose.
+#[test]
+#[cfg(feature = "cuda")]
+fn pairs_of_a_step_do_not_depend_on_each_other() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    if !queue.caps().tensor_cores || !queue.caps().overlaps {
+        return;
+    }
+    let affine = |bits| Format::affine(bits, 64, FloatType::BF16).unwrap();
+    for (i, format) in [affine(4), affine(2), Format::Q4_0].into_iter().enumerate() {
+        for ((n, k), slots) in [((134, 512), 1), ((48, 2048), 4), ((2056, 512), 4)] {
+            let dtype = if i == 0 { FloatType::F16 } else { FloatType::BF16 };
+            let mut case = choosing((100, 40, 4, slots), (format, dtype), (n, k));
+            case.ids.as_mut_slice::<u32>().unwrap().chunks_mut(4).for_each(|ids| ids[3] = 39);
+            assert!(matches!(kernel(&case), plan::Kernel::StreamExperts(_)), "{format} {n} {k}");
+            let whole = values(&on_gpu(&case).unwrap());
+            for (first, last) in [(0, 4), (3, 8), (7, 16), (2, 40), (31, 100)] {
+                let some = Case {
+                    x: case.x.rows(first, last).unwrap(),
+                    weight: case.weight.clone(),
+                    ids: case.ids.rows(first, last).unwrap(),
+                };
+                let want = &whole[first * 4 * n..last * 4 * n];
+                assert_eq!(values(&on_gpu(&some).unwrap()), want, "{format} {n} {k} {first}..{last}");
+            }
+            let mut ids = [3u32; 16];
+            ids[0] = 40;
+            let ids = Tensor::new(&ids, &[4, 4], &host).unwrap();
+            let some = Case { x: case.x.rows(0, 4).unwrap(), weight: case.weight.clone(), ids };
+            let wrong = values(&on_gpu(&some).unwrap());
+            assert!(wrong[..n].iter().all(|y| y.is_nan()) && wrong[n..].iter().all(|y| y.is_finite()));
+        }
+    }
+}
+
+/// The gated layers of experts are those of their products as tensors, but for the sigmoid.
+#[test]
+fn gated_experts_are_their_products() {
+    let (host, gpu) = (host(), gpu());
+    for (tokens, inner, dtype) in
+        [(1, 64, FloatType::F16), (9, 96, FloatType::BF16), (90, 512, FloatType::F16)]
+    {
+        let format = Format::affine(4, 64, FloatType::BF16).unwrap();
+        let gate_up =
+            inputs::weight(format, &[2, 30, inner, 1024], 7, &host).unwrap().to_device(&gpu).unwrap();
+        let down = inputs::weight(format, &[30, 40, inner.next_multiple_of(64)], 8, &host).unwrap();
+        let down = down.to_device(&gpu).unwrap();
+        let case = choosing((tokens, 30, 3, 1), (format, dtype), (8, 1024));
+        let [x, ids] = [&case.x, &case.ids].map(|x| x.to_device(&gpu).unwrap());
+        let flat = x.reshape(&[tokens, 1024]).unwrap();
+        for by in Gate::ALL {
+            let both = gather_qmm(&x, &gate_up, &ids).unwrap();
+            let half = |i: usize| both.rows(i, i + 1).unwrap().reshape(&both.shape()[1..]).unwrap();
+            let hidden = crate::ops::glu(&half(1), &half(0), by).unwrap();
+            if inner != down.k() {
+                let refused = gated_experts(&flat, &gate_up, &down, &ids, by).unwrap_err().to_string();
+                assert!(refused.starts_with("gather_qmm: x is [9, 3, 96], but"), "{refused}");
+                continue;
+            }
+            let want = values(&gather_qmm(&hidden, &down, &ids).unwrap().to_device(&host).unwrap());
+            let y = gated_experts(&flat, &gate_up, &down, &ids, by).unwrap();
+            assert_eq!((y.shape(), y.dtype()), (&[tokens, 3, 40][..], dtype.dtype()));
+            // Values of the inner layer may be rounded to their neighbours.
+            let size = want.iter().fold(0.0f32, |size, y| size.max(y.abs()));
+            let step = inputs::rounding(dtype, 1.0) as f32;
+            for (i, (got, want)) in values(&y.to_device(&host).unwrap()).iter().zip(want).enumerate() {
+                assert!((got - want).abs() <= 4.0 * step * size, "{by:?} T={tokens} [{i}]: {got}, {want}");
+            }
         }
     }
 }

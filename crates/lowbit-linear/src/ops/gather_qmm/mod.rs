@@ -2,6 +2,7 @@
 
 mod bench;
 mod cpu;
+mod gated;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 mod gradient;
@@ -9,6 +10,7 @@ mod policy;
 #[cfg(test)]
 mod tests;
 
+pub use gated::{gated_experts, streams_experts};
 pub use gradient::{gather_qmm_backward_scales, gather_qmm_backward_weight, gather_qmm_backward_x};
 
 #[cfg(feature = "gpu")]
@@ -54,10 +56,7 @@ pub fn gather_qmm<'a, T: Operand + 'a>(
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            let share = if x.shape()[1] == 1 { ids.dim(1) } else { 1 };
-            let routing =
-                Routing { experts: weight.shape()[weight.shape().len() - 3], pairs: ids.len(), share };
-            let experts = Some(Experts { ids, routing });
+            let experts = Some(Experts { ids, routing: routing(x.shape(), weight, ids) });
             Ok(multiply(gpu, &x, weight, experts, &shape, dtype)?.0)
         }
         #[cfg(not(feature = "gpu"))]
@@ -69,6 +68,13 @@ pub fn gather_qmm<'a, T: Operand + 'a>(
             y.cast(dtype.dtype())
         }
     }
+}
+
+/// How a GPU sees the product of an x of this shape.
+#[cfg(feature = "gpu")]
+fn routing(x: &[usize], weight: &QuantizedTensor, ids: &Tensor) -> Routing {
+    let share = if x[1] == 1 { ids.dim(1) } else { 1 };
+    Routing { experts: weight.shape()[weight.shape().len() - 3], pairs: ids.len(), share }
 }
 
 fn output_shape(x: &[usize], weight: &QuantizedTensor, ids: &Tensor) -> Result<Vec<usize>, KernelError> {

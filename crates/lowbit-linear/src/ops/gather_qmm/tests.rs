@@ -1,4 +1,4 @@
-use super::gather_qmm;
+use super::{gated_experts, gather_qmm, streams_experts};
 use crate::{
     Device, QuantizedTensor, Tensor,
     bench::Expected,
@@ -107,6 +107,26 @@ fn a_product_of_an_input_is_both_ops() {
             let x = glu(&up, &case.x, by).unwrap();
             assert_eq!(values(&both), values(&gather_qmm(&x, &case.weight, &case.ids).unwrap()));
         }
+    }
+}
+
+#[test]
+fn gated_experts_are_both_ops() {
+    for device in devices() {
+        let case = Case::new(&device, Format::Q4_0, 7, 1, FloatType::F32);
+        let gate_up = inputs::weight(Format::Q4_0, &[2, 5, 32, 256], 7, &device).unwrap();
+        let down = inputs::weight(Format::Q4_0, &[5, 40, 32], 8, &device).unwrap();
+        let x = case.x.reshape(&[7, 256]).unwrap();
+        let both = gather_qmm(&case.x, &gate_up, &case.ids).unwrap();
+        let half = |i: usize| both.rows(i, i + 1).unwrap().reshape(&[7, 3, 32]).unwrap();
+        for by in Gate::ALL {
+            let want = gather_qmm(&glu(&half(1), &half(0), by).unwrap(), &down, &case.ids).unwrap();
+            let y = gated_experts(&x, &gate_up, &down, &case.ids, by).unwrap();
+            assert_eq!((y.shape(), values(&y)), (&[7, 3, 40][..], values(&want)), "{by:?}");
+        }
+        let refused = gated_experts(&x, &down, &down, &case.ids, Gate::Silu).unwrap_err().to_string();
+        assert_eq!(refused, "gather_qmm: gate_up is [5, 40, 32], but [2, E, I, K] is wanted");
+        assert!(!streams_experts(&x, &gate_up, 3) || matches!(device, Device::Gpu(_)));
     }
 }
 

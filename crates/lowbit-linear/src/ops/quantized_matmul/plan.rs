@@ -6,7 +6,9 @@
 //! it, and what was measured, stands in the list. Figures are of an H200, in microseconds, for 4
 //! bits and a weight of 4096 to 14336, where nothing else is said.
 
-use super::cuda::{mma_rows, mma_tile, mma_vec, stream, stream_rows, tiles, vendor_blas, wgmma};
+use super::cuda::{
+    mma_rows, mma_tile, mma_vec, stream, stream_experts, stream_rows, tiles, vendor_blas, wgmma,
+};
 use super::gpu::{cmma_tile, mat_vec, tile};
 use super::problem::Problem;
 use crate::gpu::caps::Caps;
@@ -30,6 +32,7 @@ pub(crate) struct Plan {
 pub(crate) enum Kernel {
     Stream(stream::Launch),
     StreamRows(stream_rows::Launch),
+    StreamExperts(stream_experts::Launch),
     ExpertRows(mma_rows::MmaRows),
     ExpertTiles(wgmma::Wgmma),
     ExpertMmaTiles(mma_tile::MmaTile),
@@ -56,7 +59,7 @@ struct Candidate {
 }
 
 /// All kernels, in the order in which they are tried.
-const KERNELS: [Candidate; 14] = [
+const KERNELS: [Candidate; 15] = [
     Candidate {
         name: "stream",
         reason: "one row of x: with loads in registers a mat-vec was no faster with its weight in the cache than without, \
@@ -66,10 +69,17 @@ const KERNELS: [Candidate; 14] = [
     },
     Candidate {
         name: "stream_rows",
-        reason: "2 to 32 rows of x, up to 64 where wide tiles are few: on an H100 12 for 2 rows of 4096 to 12352, 13 for 8, \
+        reason: "2 to 32 rows of x, and more where wide tiles are few or do not store the type: on an H100 12 for 2 rows of 4096 to 12352, 13 for 8, \
                  17 for 16 and 27 for 32, a copy 9; 64 rows of 12288 to 4096 take 41, and 72 in wide tiles on an H200",
         few_rows: false,
         fit: |caps, problem| stream_rows::fit(caps, problem).map(Kernel::StreamRows),
+    },
+    Candidate {
+        name: "stream_experts",
+        reason: "steps of several tokens, 16 pairs to 10 per expert: on an H100 53 for 128 pairs of 256 experts of 2048 to 1024 \
+                 and 108 for 512, where the weights that they chose take 40 and 85",
+        few_rows: false,
+        fit: |caps, problem| stream_experts::fit(caps, problem).map(Kernel::StreamExperts),
     },
     Candidate {
         name: "expert_rows",
@@ -241,6 +251,7 @@ impl Kernel {
         match self {
             Self::Stream(launch) => format!("{launch:?}"),
             Self::StreamRows(launch) => format!("{launch:?}"),
+            Self::StreamExperts(launch) => format!("{launch:?}"),
             Self::ExpertRows(config) | Self::MmaRows(config) => format!("{config:?}"),
             Self::ExpertTiles(config) | Self::Wgmma(config) => format!("{config:?}"),
             Self::ExpertMmaTiles(config) | Self::MmaTile(config) => format!("{config:?}"),
@@ -297,9 +308,22 @@ mod tests {
                 _ => "mat_vec",
             };
             assert_eq!((name(of(16)), name(of(33))), (few, many), "sm_{capability}");
-            // A weight of few rows.
-            let narrow = name(Problem::example(Format::Q4_0, [FloatType::F16; 2], [64, 4096, 14336]));
-            assert_eq!(narrow, if capability < 90 { many } else { few }, "sm_{capability}");
+            // A weight of few rows, and of fewer.
+            for (m, n, streams) in [(64, 4096, true), (128, 4096, false), (128, 2048, true), (256, 1024, true)]
+            {
+                let narrow = name(Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, n, 14336]));
+                assert_eq!(
+                    narrow,
+                    if capability < 90 || !streams { many } else { few },
+                    "sm_{capability} {m}"
+                );
+            }
+            // Logits of a step.
+            let logits = Problem::example(Format::Q4_0, [FloatType::F16, FloatType::F32], [128, 32000, 4096]);
+            if capability >= 90 {
+                let plan = plan(target.caps(), &logits);
+                assert_eq!((plan.name, plan.widen), ("stream_rows", false), "sm_{capability}");
+            }
             let routing = Some(Routing { experts: 64, pairs: 4096, share: 8 });
             assert_eq!(name(Problem { batches: 4096, routing, ..of(1) }), experts, "sm_{capability}");
         }

@@ -3,7 +3,8 @@
 //! | | |
 //! |---|---|
 //! | `stream.rs` | one row of x, from Hopper on: the weight streams through shared memory |
-//! | `stream_rows/` | 2 to 64 rows of x, likewise: exact products of codes |
+//! | `stream_rows/` | 2 to 32 rows of x, and more of narrow weights, likewise: exact products of codes |
+//! | `stream_experts/` | steps with experts, likewise: each cube sorts the pairs of tokens and experts |
 //! | `mma_vec/` | 1 to 8 rows of x: wide loads, exact products of codes |
 //! | `mma_rows/` | 6 to 32 rows of x, and experts with few pairs each: exact products of codes |
 //! | `wgmma/` | many rows of x, on Hopper: weights rounded to x's type; experts with many pairs |
@@ -20,6 +21,7 @@ mod numbers;
 pub(super) mod parts;
 mod staging;
 pub(super) mod stream;
+pub(super) mod stream_experts;
 pub(super) mod stream_rows;
 pub(super) mod tiles;
 pub(in crate::ops) mod vendor_blas;

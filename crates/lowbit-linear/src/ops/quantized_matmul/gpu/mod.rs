@@ -10,7 +10,7 @@ pub(super) mod tile;
 use super::cuda::parts::PARTS;
 #[cfg(test)]
 use super::cuda::tiles;
-use super::cuda::{mma_rows, mma_tile, mma_vec, stream, stream_rows, vendor_blas, wgmma};
+use super::cuda::{mma_rows, mma_tile, mma_vec, stream, stream_experts, stream_rows, vendor_blas, wgmma};
 use super::input::{CHECK, Input, Operand, PLAN};
 use super::plan::{Kernel, Plan, plan_asking};
 use super::problem::{Operands, Problem, Routing, XOperands};
@@ -43,6 +43,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         mma_rows::kernels(target, &formats),
         stream::kernels(target, &formats),
         stream_rows::kernels(target, &formats),
+        stream_experts::kernels(target, &formats),
         tiles::kernels(target),
         wgmma::kernels(target),
         mma_tile::kernels(target),
@@ -74,7 +75,7 @@ pub(crate) fn multiply<T: Operand>(
         return Ok((Tensor::allocate(shape, y_type.dtype(), &device)?, make()?.1));
     }
     let x = XOperands::new(input)?;
-    let (problem, plan) = plan_of(gpu, &x, weight, experts, shape, y_type);
+    let (problem, plan) = plan_of(gpu, &x, weight, experts.map(|experts| experts.routing), shape, y_type);
     log::trace!(target: PLAN, "{problem}: {}", plan.explain());
     let (made, sum) = if plan.make_x { make()? } else { (x.x.clone(), x.sum()?) };
     let problem = if plan.make_x { problem.of_tensor() } else { problem };
@@ -151,17 +152,42 @@ pub(crate) fn multiply_glu(
     Ok(Some(y))
 }
 
+/// `glu(up, gate)` of the products of `x` and both halves of `weight`, `[2, E, N, K]`, the gate's
+/// first, of shape `shape`. Everything was checked. `None` where the products' kernel does not make
+/// it.
+pub(crate) fn multiply_experts_glu(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    experts: Experts<'_>,
+    by: Gate,
+    shape: &[usize],
+) -> Result<Option<Tensor>, KernelError> {
+    if shape.contains(&0) {
+        return Ok(None);
+    }
+    let of_x = XOperands::new(&Input::from(x))?;
+    let y_type = Input::from(x).dtype(CHECK)?;
+    let (problem, plan) = plan_of(gpu, &of_x, weight, Some(experts.routing), shape, y_type);
+    let Kernel::StreamExperts(launch) = plan.kernel else { return Ok(None) };
+    log::trace!(target: PLAN, "{problem}, its halves by {by:?}: {}", plan.explain());
+    let y = Tensor::allocate(shape, y_type.dtype(), x.device())?;
+    let operands = Operands { x: of_x, weight, ids: Some(experts.ids), y: &y, sum: None, widths: &[] };
+    stream_experts::launch_glu(gpu, launch, by, &problem, &operands)?;
+    Ok(Some(y))
+}
+
 /// The product as the plan sees it, and the plan. It is not empty.
 pub(crate) fn plan_of(
     gpu: &Gpu,
     x: &XOperands<'_>,
     weight: &QuantizedTensor,
-    experts: Option<Experts<'_>>,
+    routing: Option<Routing>,
     shape: &[usize],
     y_type: FloatType,
 ) -> (Problem, Plan) {
     let rows = shape.iter().product::<usize>() / weight.n();
-    let problem = Problem::new(x, weight, rows, experts.map(|experts| experts.routing), y_type);
+    let problem = Problem::new(x, weight, rows, routing, y_type);
     let plan = plan_asking(gpu.target().caps(), &problem, || gpu.library().is_some());
     (problem, plan)
 }
@@ -170,6 +196,7 @@ fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>)
     match kernel {
         Kernel::Stream(launch) => stream::launch(gpu, launch, problem, operands),
         Kernel::StreamRows(launch) => stream_rows::launch(gpu, launch, problem, operands),
+        Kernel::StreamExperts(launch) => stream_experts::launch(gpu, launch, problem, operands),
         Kernel::ExpertRows(config) => mma_rows::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertTiles(config) => wgmma::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertMmaTiles(config) => mma_tile::launch_experts(gpu, config, problem, operands),

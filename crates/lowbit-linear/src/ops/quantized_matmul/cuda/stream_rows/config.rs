@@ -15,8 +15,10 @@ pub const BLOCK: usize = 64;
 pub const SLICES: usize = 8;
 /// Planes that copy the weight, and as many that copy x.
 pub const COPIERS: usize = 2;
+/// The most rows of x that a cube takes at a time.
+pub const FEW_ROWS: usize = 32;
 /// The most rows of x that the kernel takes.
-pub const MOST_ROWS: usize = 64;
+pub const MOST_ROWS: usize = 256;
 
 /// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,41 +70,66 @@ impl StreamRows {
     /// The cut for the product that has the least to read for the busiest multiprocessor; `None`
     /// where rows are no whole stages of 16 bytes, or shared memory has no room for two stages.
     pub fn new(caps: &Caps, problem: &Problem) -> Option<Self> {
-        let Problem { m, n, k, layout, x_type, y_type, .. } = *problem;
+        /// More stages only make x wait behind the weight.
+        const STAGES: usize = 4;
+        let Problem { m, n, layout, .. } = *problem;
         let octets = m.div_ceil(8).clamp(1, 4);
-        // Registers hold the sums of so many tiles of each plane.
-        let (strips, most) = match octets {
-            1 => (2, 8),
-            2 => (2, 6),
-            _ => (1, 4),
-        };
-        let whole = |bytes: usize| bytes > 0 && bytes.is_multiple_of(16);
-        let of_row = |values: usize| {
-            let (scales, biases) = layout.elements(values / RUN);
-            let (scale, bias) = layout.scale_sizes();
-            [values * layout.bits / 8, scales * scale, biases * bias]
-        };
-        let cut = |tiles: usize| {
-            let tall = tiles.div_ceil(strips) > 1;
-            let stage = [512, 1024, 2048].into_iter().find(|&stage| {
-                let [_, scales, biases] = of_row(stage);
-                (stage > 512 || tall) && whole(scales) && biases.is_multiple_of(16)
-            })?;
-            let one = Self { layout, x_type, y_type, octets, tiles, strips, stage, stages: 1, glu: None };
-            let stages = caps.shared_memory.checked_sub(one.partial() * 4 + 256)? / one.stage_bytes();
-            (stages >= 2).then_some(Self { stages: stages.min(4), ..one })
-        };
         let cost = |cut: &Self| {
             let passes = m.div_ceil(cut.m_tile());
             let rounds = (cut.groups(n) * passes).div_ceil(caps.multiprocessors);
             // Bits of the weight, and of x, which the cache has.
             rounds * (cut.rows() * (layout.bits + 1) + cut.octets * 8 * 8)
         };
+        let cut = |tiles| Self::cut(caps, problem, [octets, tiles], [STAGES, 0]);
+        (1..=Self::most_tiles(octets)).rev().filter_map(cut).min_by_key(cost)
+    }
+
+    /// Planes per slice, and the most tiles of each cube: registers hold the sums of so many.
+    fn planes_and_tiles(octets: usize) -> (usize, usize) {
+        match octets {
+            1 => (2, 8),
+            2 => (2, 6),
+            _ => (1, 4),
+        }
+    }
+
+    /// The most tiles of a cube that takes so many groups of 8 rows of x.
+    pub fn most_tiles(octets: usize) -> usize {
+        Self::planes_and_tiles(octets).1
+    }
+
+    /// The cut for so many groups of 8 rows of x and tiles, with as many stages up to `most` as
+    /// shared memory has room for when `reserved` bytes are taken by others.
+    pub fn cut(
+        caps: &Caps,
+        problem: &Problem,
+        [octets, tiles]: [usize; 2],
+        [most, reserved]: [usize; 2],
+    ) -> Option<Self> {
+        let Problem { k, layout, x_type, y_type, .. } = *problem;
+        let strips = Self::planes_and_tiles(octets).0;
+        let whole = |bytes: usize| bytes > 0 && bytes.is_multiple_of(16);
+        let of_row = |values: usize| {
+            let (scales, biases) = layout.elements(values / RUN);
+            let (scale, bias) = layout.scale_sizes();
+            [values * layout.bits / 8, scales * scale, biases * bias]
+        };
         let fits = supports(caps, layout, x_type)
+            && k > 0
             && k.is_multiple_of(BLOCK)
             && of_row(k).into_iter().all(|bytes| bytes.is_multiple_of(16));
-        let cuts = (1..=most).rev().filter_map(cut).filter(|_| fits && k > 0);
-        cuts.min_by_key(cost)
+        if !fits {
+            return None;
+        }
+        let tall = tiles.div_ceil(strips) > 1;
+        let stage = [512, 1024, 2048].into_iter().find(|&stage| {
+            let [_, scales, biases] = of_row(stage);
+            (stage > 512 || tall) && whole(scales) && biases.is_multiple_of(16)
+        })?;
+        let one = Self { layout, x_type, y_type, octets, tiles, strips, stage, stages: 1, glu: None };
+        let room = caps.shared_memory.checked_sub(one.partial() * 4 + 256 + reserved)?;
+        let stages = room / one.stage_bytes();
+        (stages >= 2).then_some(Self { stages: stages.min(most), ..one })
     }
 
     /// The codes as tensor cores take them.

@@ -10,7 +10,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
 /// Units that copy the weight, or x.
-const UNITS: usize = 32 * COPIERS;
+pub(in super::super) const UNITS: usize = 32 * COPIERS;
 
 /// Copies rows of the weight, their scales and biases, stage by stage.
 #[cube]
@@ -21,52 +21,73 @@ pub(super) fn copy_weight<S: Int, B: Int, V: Size>(
     ring: &mut Ring,
     #[comptime] config: StreamRows,
 ) {
+    let groups = sizes.n.div_ceil(comptime!(config.rows() as u32));
+    let half = sizes.n / 2u32;
+    let columns = if comptime!(config.glu.is_some()) { half } else { sizes.n };
+    let mut group = CUBE_POS_X;
+    while group < groups {
+        let rows = GroupRows {
+            column: group * comptime!(config.columns() as u32),
+            columns,
+            first: 0u32.runtime(),
+            apart: half,
+        };
+        copy_group(weight, &rows, sizes.blocks, stages, ring, config);
+        group += CUBE_COUNT_X;
+    }
+}
+
+/// A group of tiles: the rows of the weight for columns of the result from `column` on, of
+/// `columns` in all, the first of which is the weight's row `first`. Rows for gates and those that
+/// they are the gates of are `apart` rows apart.
+#[derive(CubeType)]
+pub(in super::super) struct GroupRows {
+    pub column: u32,
+    pub columns: u32,
+    pub first: u32,
+    pub apart: u32,
+}
+
+/// Copies a group of tiles, stage by stage.
+#[cube]
+pub(in super::super) fn copy_group<S: Int, B: Int, V: Size>(
+    weight: &Components<S, B, V>,
+    rows: &GroupRows,
+    blocks: u32,
+    stages: &Stages,
+    ring: &mut Ring,
+    #[comptime] config: StreamRows,
+) {
     let layout = comptime!(config.layout);
-    let unit = UNIT_POS_X % comptime!(UNITS as u32);
     // Bytes of 4 blocks, of which there are whole numbers.
     let (code_bytes, scale_bytes, bias_bytes) = comptime!((
         4 * config.block_bytes(),
         layout.elements(8).0 * layout.scale_sizes().0,
         layout.elements(8).1 * layout.scale_sizes().1
     ));
-    let rows = comptime!(config.rows() as u32);
-    let groups = sizes.n.div_ceil(rows);
-    let mut group = CUBE_POS_X;
-    while group < groups {
-        let mut first = 0u32;
-        while first < sizes.blocks {
-            ring.wait_empty();
-            let part = Part {
-                row: group * comptime!(config.columns() as u32),
-                n: sizes.n,
-                first,
-                count: min(sizes.blocks - first, comptime!(config.blocks() as u32)),
-                blocks: sizes.blocks,
-            };
-            let at = ring.stage * rows;
-            let to = stages.codes + at * comptime!(config.code_pitch() as u32);
-            copy_rows(&weight.codes, &part, unit, to, code_bytes, comptime!(config.code_pitch()), config);
-            let (scale_pitch, bias_pitch) = comptime!(config.scale_pitches());
-            let to = stages.scales + at * scale_pitch as u32;
-            copy_rows(&weight.scales, &part, unit, to, scale_bytes, scale_pitch, config);
-            if comptime!(bias_bytes > 0) {
-                let to = stages.biases + at * bias_pitch as u32;
-                copy_rows(&weight.biases, &part, unit, to, bias_bytes, bias_pitch, config);
-            }
-            ring.arrive_with_copies();
-            ring.advance(config);
-            first += comptime!(config.blocks() as u32);
+    let mut first = 0u32;
+    while first < blocks {
+        ring.wait_empty();
+        let part = Part { first, count: min(blocks - first, comptime!(config.blocks() as u32)), blocks };
+        let at = ring.stage * comptime!(config.rows() as u32);
+        let to = stages.codes + at * comptime!(config.code_pitch() as u32);
+        copy_rows(&weight.codes, rows, &part, to, code_bytes, comptime!(config.code_pitch()), config);
+        let (scale_pitch, bias_pitch) = comptime!(config.scale_pitches());
+        let to = stages.scales + at * scale_pitch as u32;
+        copy_rows(&weight.scales, rows, &part, to, scale_bytes, scale_pitch, config);
+        if comptime!(bias_bytes > 0) {
+            let to = stages.biases + at * bias_pitch as u32;
+            copy_rows(&weight.biases, rows, &part, to, bias_bytes, bias_pitch, config);
         }
-        group += CUBE_COUNT_X;
+        ring.arrive_with_copies();
+        ring.advance(config);
+        first += comptime!(config.blocks() as u32);
     }
 }
 
-/// A stage's part of the weight: rows from `row` on, of `n` at the most, and `count` of their
-/// blocks from `first` on.
+/// A stage's part of rows: `count` of their blocks from `first` on.
 #[derive(CubeType)]
 struct Part {
-    row: u32,
-    n: u32,
     first: u32,
     count: u32,
     blocks: u32,
@@ -76,13 +97,14 @@ struct Part {
 #[cube]
 fn copy_rows<E: CubePrimitive>(
     data: &[E],
+    rows: &GroupRows,
     part: &Part,
-    unit: u32,
     to: u32,
     #[comptime] bytes: usize,
     #[comptime] pitch: usize,
     #[comptime] config: StreamRows,
 ) {
+    let unit = UNIT_POS_X % comptime!(UNITS as u32);
     // Vectors of a stage's row.
     let vectors = comptime!((config.blocks() * bytes / 64) as u32);
     let there = part.count * bytes as u32 / 64u32;
@@ -94,11 +116,11 @@ fn copy_rows<E: CubePrimitive>(
         let (r, v) = (at / vectors, at % vectors);
         if r < comptime!(config.rows() as u32) && v < there {
             // Rows past the last are computed and not stored.
-            let mut row = min(part.row + r, part.n - 1u32);
+            let mut row = rows.first + min(rows.column + r, rows.columns - 1u32);
             if comptime!(config.glu.is_some()) {
                 // A tile has 8 rows of each half.
-                let half = part.n / 2u32;
-                row = min(part.row + r / 16u32 * 8u32 + r % 8u32, half - 1u32) + r / 8u32 % 2u32 * half;
+                let column = min(rows.column + r / 16u32 * 8u32 + r % 8u32, rows.columns - 1u32);
+                row = rows.first + column + r / 8u32 % 2u32 * rows.apart;
             }
             ptx::copy_vector(data, row * a_row + from + v, to + r * pitch as u32 + v * 16u32);
         }

@@ -15,8 +15,8 @@
 
 #![allow(unsafe_code)] // Launches.
 
-mod config;
-mod copy;
+pub(super) mod config;
+pub(super) mod copy;
 mod multiply;
 
 pub(crate) use config::StreamRows;
@@ -38,7 +38,7 @@ use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::with_components;
 use crate::ops::glu::Gate;
 use crate::ops::glu::gpu as gates;
-use config::{BLOCK, COPIERS, MOST_ROWS, SLICES};
+use config::{BLOCK, COPIERS, FEW_ROWS, MOST_ROWS, SLICES};
 use copy::{copy_weight, copy_x};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -66,10 +66,13 @@ impl Launch {
 
 /// The configuration for the product, if the kernel takes it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Launch> {
+    let passes = problem.m.div_ceil(FEW_ROWS);
     // Wide tiles are 128 rows of a weight each: one of few rows leaves most multiprocessors idle.
-    let narrow = problem.n <= 48 * caps.multiprocessors;
-    let most = if narrow { MOST_ROWS } else { MOST_ROWS / 2 };
-    let few = (2..=most).contains(&problem.m) && problem.batches == 1 && problem.routing.is_none();
+    let narrow = problem.n * passes <= 96 * caps.multiprocessors;
+    // They do not store f32 of 16-bit rows, as logits are: the portable tile of f32 would be taken.
+    let logits = problem.y_type != problem.x_type;
+    let worth = passes == 1 || problem.m <= MOST_ROWS && (narrow || logits);
+    let few = problem.m >= 2 && worth && problem.batches == 1 && problem.routing.is_none();
     if !few || problem.source.is_some() || !problem.vectors {
         return None;
     }
@@ -79,26 +82,26 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Launch> {
 
 /// Addresses in shared memory of the content of all stages.
 #[derive(CubeType)]
-struct Stages {
+pub(super) struct Stages {
     codes: u32,
     scales: u32,
     biases: u32,
-    x: u32,
+    pub x: u32,
 }
 
 /// A ring of stages, and how far a plane is in it. Each stage has a barrier for when it is full,
 /// and one for when it is empty.
 #[derive(CubeType)]
-struct Ring {
-    barriers: u32,
-    stage: u32,
-    phase: u32,
+pub(super) struct Ring {
+    pub barriers: u32,
+    pub stage: u32,
+    pub phase: u32,
 }
 
 #[cube]
 impl Ring {
     /// Makes the barriers.
-    fn begin(&self, #[comptime] config: StreamRows) {
+    pub fn begin(&self, #[comptime] config: StreamRows) {
         #[unroll]
         for i in 0..comptime!(config.stages as u32) {
             ptx::barrier(self.barriers + comptime!(i * 16), comptime!(2 * 32 * COPIERS));
@@ -112,11 +115,11 @@ impl Ring {
     }
 
     /// The first time round, all stages are empty.
-    fn wait_empty(&self) {
+    pub fn wait_empty(&self) {
         ptx::wait(self.barriers + self.stage * 16u32 + 8u32, self.phase ^ 1u32);
     }
 
-    fn arrive_with_copies(&self) {
+    pub fn arrive_with_copies(&self) {
         ptx::arrive_with_copies(self.barriers + self.stage * 16u32);
     }
 
@@ -126,7 +129,7 @@ impl Ring {
         ptx::arrive_once(self.barriers + self.stage * 16u32 + 8u32);
     }
 
-    fn advance(&mut self, #[comptime] config: StreamRows) {
+    pub fn advance(&mut self, #[comptime] config: StreamRows) {
         self.stage += 1u32;
         if self.stage == comptime!(config.stages as u32) {
             self.stage = 0u32;
@@ -178,7 +181,7 @@ fn quantized_matmul_stream_rows<S: Int, B: Int, Y: Int, V: Size>(
 
 /// Room for all stages.
 #[cube]
-fn stages(#[comptime] config: StreamRows) -> Stages {
+pub(super) fn stages(#[comptime] config: StreamRows) -> Stages {
     let rows = comptime!(config.stages * config.rows());
     let (scale_pitch, bias_pitch) = comptime!(config.scale_pitches());
     Stages {
@@ -199,7 +202,7 @@ fn room(#[comptime] bytes: usize) -> u32 {
 
 /// A unit's sums of the group of tiles that comes next in the ring, over its plane's slice of K.
 #[cube]
-fn multiply_group(
+pub(super) fn multiply_group(
     stages: &Stages,
     ring: &mut Ring,
     blocks: u32,
@@ -267,51 +270,73 @@ fn store<Y: Int>(
     group: u32,
     #[comptime] config: StreamRows,
 ) {
-    let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
-    let (slice, strip) = (plane % SLICES, plane / SLICES);
-    let a_row = comptime!(config.partial_row());
-    let first = (slice * 8 + unit % 4 * 2) * a_row + strip * comptime!(16 * config.n_tiles()) + unit / 4;
+    let n_columns = if comptime!(config.glu.is_some()) { sizes.n / 2u32 } else { sizes.n };
     #[unroll]
     for f in 0..comptime!(config.octets) {
-        // All have read what was there.
-        ptx::meet(MEETING.runtime(), comptime!(config.multiplying()));
-        #[unroll]
-        for tile in 0..comptime!(config.n_tiles()) {
-            if strip * comptime!(config.n_tiles()) + tile < comptime!(config.tiles) {
-                #[unroll]
-                for i in 0..4usize {
-                    let at = comptime!(i % 2 * a_row + 16 * tile + 8 * (i / 2));
-                    partial[first + at] = sums[comptime!((tile * config.octets + f) * 4 + i)];
-                }
-            }
-        }
-        ptx::meet(MEETING.runtime(), comptime!(config.multiplying()));
+        share_sums(sums, partial, f, config);
         let columns = comptime!(config.columns());
         let mut i = UNIT_POS_X as usize;
         while i < comptime!(8 * config.columns()) {
             let (row, c) = (i / columns, i % columns);
             let n = group * columns as u32 + c as u32;
             let m = CUBE_POS_Y * comptime!(config.m_tile() as u32) + comptime!(8 * f as u32) + row as u32;
-            match comptime!(config.glu) {
-                Some(by) => {
-                    if n < sizes.n / 2u32 && m < sizes.m {
-                        let at = row * a_row + c / 8 * 16 + c % 8;
-                        let gate = rounded(of_slices(&*partial, at, config), config.y_type);
-                        let up = rounded(of_slices(&*partial, at + 8, config), config.y_type);
-                        let value = gates::glu::<Fast>(up, gate, by);
-                        y[(m * (sizes.n / 2u32) + n) as usize] = Y::cast_from(narrow(value, config.y_type));
-                    }
+            if n < n_columns && m < sizes.m {
+                let value = shared_value(&*partial, row, c, config);
+                let mut at = m * n_columns + n;
+                if comptime!(config.glu.is_none()) {
+                    at = place(&sizes.ends, sizes.m, sizes.n, m, n);
                 }
-                None => {
-                    if n < sizes.n && m < sizes.m {
-                        let sum = of_slices(&*partial, row * a_row + c, config);
-                        y[place(&sizes.ends, sizes.m, sizes.n, m, n) as usize] =
-                            Y::cast_from(narrow(sum, config.y_type));
-                    }
-                }
+                y[at as usize] = Y::cast_from(narrow(value, config.y_type));
             }
             i += comptime!(config.multiplying());
         }
+    }
+}
+
+/// Puts a unit's sums for the `f`-th 8 rows of x where all units that multiply find them, when all
+/// have read what was there.
+#[cube]
+pub(super) fn share_sums(
+    sums: &Array<f32>,
+    partial: &mut Shared<[f32]>,
+    #[comptime] f: usize,
+    #[comptime] config: StreamRows,
+) {
+    let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
+    let (slice, strip) = (plane % SLICES, plane / SLICES);
+    let a_row = comptime!(config.partial_row());
+    let first = (slice * 8 + unit % 4 * 2) * a_row + strip * comptime!(16 * config.n_tiles()) + unit / 4;
+    ptx::meet(MEETING.runtime(), comptime!(config.multiplying()));
+    #[unroll]
+    for tile in 0..comptime!(config.n_tiles()) {
+        if strip * comptime!(config.n_tiles()) + tile < comptime!(config.tiles) {
+            #[unroll]
+            for i in 0..4usize {
+                let at = comptime!(i % 2 * a_row + 16 * tile + 8 * (i / 2));
+                partial[first + at] = sums[comptime!((tile * config.octets + f) * 4 + i)];
+            }
+        }
+    }
+    ptx::meet(MEETING.runtime(), comptime!(config.multiplying()));
+}
+
+/// The result's value of row `row`, of 8, and column `c` of the group of tiles.
+#[cube]
+pub(super) fn shared_value(
+    partial: &Shared<[f32]>,
+    row: usize,
+    c: usize,
+    #[comptime] config: StreamRows,
+) -> f32 {
+    let first = row * comptime!(config.partial_row());
+    match comptime!(config.glu) {
+        Some(by) => {
+            let at = first + c / 8 * 16 + c % 8;
+            let gate = rounded(of_slices(partial, at, config), config.y_type);
+            let up = rounded(of_slices(partial, at + 8, config), config.y_type);
+            gates::glu::<Fast>(up, gate, by)
+        }
+        None => of_slices(partial, first + c, config),
     }
 }
 
