@@ -39,6 +39,7 @@ MODEL_TYPES = [
     "gemma3",
     "granite",
     "granitemoehybrid",
+    "nemotron_h",
     "gemma3_text",
     "gpt_oss",
     "phi3",

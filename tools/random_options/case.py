@@ -33,6 +33,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "gemma3": tiny.gemma3,
     "granite": tiny.granite,
     "granitemoehybrid": tiny.granite_hybrid_moe,
+    "nemotron_h": tiny.nemotron_h_moe,
     "gpt_oss": tiny.gpt_oss,
     "olmo2": tiny.olmo2,
     "olmo3": tiny.olmo3,

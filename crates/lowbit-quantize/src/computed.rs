@@ -65,7 +65,7 @@ impl<'a> Computed<'a> {
     pub fn experts(&self) -> Option<&MoeConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match &layer.feedforward {
             FeedforwardSpec::Sparse(moe) => Some(moe),
-            FeedforwardSpec::Dense(_) => None,
+            FeedforwardSpec::Dense(_) | FeedforwardSpec::None => None,
         })
     }
 
@@ -73,7 +73,7 @@ impl<'a> Computed<'a> {
     pub fn mlp(&self) -> Option<MlpConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match layer.feedforward {
             FeedforwardSpec::Dense(mlp) => Some(mlp),
-            FeedforwardSpec::Sparse(_) => None,
+            FeedforwardSpec::Sparse(_) | FeedforwardSpec::None => None,
         })
     }
 
@@ -86,7 +86,9 @@ impl<'a> Computed<'a> {
     pub fn mamba(&self) -> Option<&Mamba2Config> {
         self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
             MixerSpec::Mamba2(mamba) => Some(mamba),
-            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) => None,
+            MixerSpec::Attention(_) | MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) | MixerSpec::None => {
+                None
+            }
         })
     }
 
@@ -171,7 +173,7 @@ impl<'a> Computed<'a> {
     pub fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.outline.spec().layers.iter().filter_map(|layer| match &layer.mixer {
             MixerSpec::Attention(attention) => Some(attention),
-            MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) | MixerSpec::Mamba2(_) => None,
+            MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) | MixerSpec::Mamba2(_) | MixerSpec::None => None,
         })
     }
 

@@ -1,7 +1,7 @@
 use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
-    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, FUSED_SHARED_EXPERT, Name, ROUTER,
-    SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE,
+    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, FUSED_SHARED_EXPERT, LATENT_DOWN,
+    LATENT_UP, Name, ROUTER, SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE, STACKED_UP,
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
@@ -27,6 +27,11 @@ pub struct MoeConfig {
     pub gate: Gate,
     /// True if experts' projections have biases.
     pub biases: bool,
+    /// False if up is its own gate in the experts, without a projection of its own.
+    pub gated: bool,
+    /// The size that the experts' input is projected to, and their sum back from, if it is another
+    /// than the hidden one.
+    pub latent_size: Option<usize>,
 }
 
 impl MoeConfig {
@@ -69,6 +74,8 @@ impl MoeConfig {
             shared_expert_gate: true,
             gate: Gate::Silu,
             biases: false,
+            gated: true,
+            latent_size: None,
         })
     }
 
@@ -145,6 +152,8 @@ pub struct SparseMoe {
     selection_bias: Option<Named<Tensor>>,
     params: RouterParams,
     experts: Experts,
+    /// The projections to the experts' input and back, if there are some.
+    latent: Option<Box<[Linear; 2]>>,
 }
 
 /// The projection that weighs the experts.
@@ -178,6 +187,8 @@ enum GateUp {
     /// One `[E, 2I, H]`, as checkpoints have it: gate rows, then up rows.
     Fused(Named<QuantizedTensor>),
     Separate(Named<QuantizedTensor>, Named<QuantizedTensor>),
+    /// Ups that are their own gates.
+    Up(Named<QuantizedTensor>),
 }
 
 impl SparseMoe {
@@ -186,12 +197,20 @@ impl SparseMoe {
     /// # Errors
     /// As [`Weights::matrix`].
     pub fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
-        let mut experts = Experts::load(weights, config, hidden_size)?;
+        let mut experts = Experts::load(weights, config, config.latent_size.unwrap_or(hidden_size))?;
+        let latent = match config.latent_size {
+            None => None,
+            Some(latent) => {
+                let down = weights.linear(LATENT_DOWN, latent, hidden_size)?;
+                Some([down, weights.linear(LATENT_UP, hidden_size, latent)?].into())
+            }
+        };
         let router = (ROUTER, config.num_experts);
         let alone = || weights.exactly().linear(router.0, router.1, hidden_size);
         let shared = |inner| {
             let fused = weights.has_module(FUSED_SHARED_EXPERT).then_some(FUSED_SHARED_EXPERT);
-            let config = MlpConfig { gate: config.gate, fused, ..MlpConfig::new(inner) };
+            let (gate, gated) = (config.gate, config.gated);
+            let config = MlpConfig { gate, gated, fused, ..MlpConfig::new(inner) };
             Mlp::load(weights, SHARED_EXPERT, hidden_size, config)
         };
         let router = match config.shared_expert_intermediate_size {
@@ -207,7 +226,7 @@ impl SparseMoe {
             }
         };
         let bias = config.selection_bias.then(|| weights.vector(SELECTION_BIAS, config.num_experts));
-        Ok(Self { router, selection_bias: bias.transpose()?, params: config.router, experts })
+        Ok(Self { router, selection_bias: bias.transpose()?, params: config.router, experts, latent })
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
@@ -225,11 +244,14 @@ impl SparseMoe {
             }
         }
         match &self.experts.gate_up {
-            GateUp::Both(weight) | GateUp::Fused(weight) => all.weights.push(weight.clone()),
+            GateUp::Both(weight) | GateUp::Fused(weight) | GateUp::Up(weight) => {
+                all.weights.push(weight.clone());
+            }
             GateUp::Separate(gate, up) => all.weights.extend([gate.clone(), up.clone()]),
         }
         all.weights.push(self.experts.down.clone());
         all.weights.extend(self.experts.biases.iter().flatten().cloned());
+        self.latent.iter().flat_map(|latent| latent.iter()).for_each(|linear| linear.list(all));
     }
 
     pub(crate) fn outline(&self, outline: &mut Outline) {
@@ -246,6 +268,8 @@ impl SparseMoe {
         outline.word("shared expert's gate", matches!(self.router, Router::Gated(_)));
         outline.word("experts' gate", format!("{:?}", self.experts.gate));
         outline.word("experts' biases", self.experts.biases.is_some());
+        outline.word("experts are gated", !matches!(self.experts.gate_up, GateUp::Up(_)));
+        outline.word("latent projections", self.latent.is_some());
     }
 
     /// `[T, hidden_size]` to the same.
@@ -272,7 +296,13 @@ impl SparseMoe {
         let among = among.as_ref().and_then(|(gate, _)| gate.as_ref());
         let bias = self.selection_bias.as_ref().map(|bias| &bias.value);
         let (ids, expert_weights) = ops::router_top_k(&logits, bias, among, self.params)?;
-        let y = ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights)?;
+        let [input, output] = match self.latent.as_deref() {
+            Some([input, output]) => [Some(input), Some(output)],
+            None => [None, None],
+        };
+        let inner = input.map_or(Ok(x.clone()), |input| input.forward(x))?;
+        let y = ops::combine_experts(&self.experts.forward(&inner, &ids)?, &expert_weights)?;
+        let y = output.map_or(Ok(y.clone()), |output| output.forward(&y))?;
         match apart {
             None => Ok(y),
             Some((None, expert)) => ops::add(&y, &expert.forward(x)?),
@@ -285,7 +315,12 @@ impl Experts {
     fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
         let (experts, inner) = (config.num_experts, config.moe_intermediate_size);
         let stack = |name: Name<'_>, n, k| weights.experts(name, [experts, n, k]);
-        let gate_up = if weights.has_module(FUSED_GATE_UP) {
+        let gate_up = if !config.gated {
+            GateUp::Up(match weights.has_module(STACKED_UP) {
+                true => weights.matrix(STACKED_UP, &[experts, inner, hidden_size])?,
+                false => stack(EXPERTS_UP, inner, hidden_size)?,
+            })
+        } else if weights.has_module(FUSED_GATE_UP) {
             let both = weights.product(["2", "moe_intermediate_size"], [2, inner])?;
             let shape = [experts, both, hidden_size];
             GateUp::Fused(weights.matrix(FUSED_GATE_UP, &shape)?)
@@ -347,6 +382,10 @@ impl Experts {
                 shapes::split_columns(&product(fused)?, [inner, inner])?
             }
             GateUp::Separate(gate, up) => [product(gate)?, product(up)?],
+            GateUp::Up(up) => {
+                let up = product(up)?;
+                [up.clone(), up]
+            }
         };
         let Some([of_gate, of_up, of_down]) = &self.biases else {
             return ops::gather_qmm(Input::Glu { x: &up, gate: &gate, by: self.gate }, &self.down, ids);

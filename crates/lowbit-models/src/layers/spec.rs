@@ -58,6 +58,10 @@ pub struct LayerNorms {
 }
 
 impl LayerNorms {
+    /// No norms.
+    pub const NONE: Self =
+        Self { mixer: None, after_mixer: None, feedforward: None, after_feedforward: None };
+
     /// Norms before the mixer and before the feed-forward part alone.
     pub const fn before(mixer: Name<'static>, feedforward: Name<'static>) -> Self {
         Self {
@@ -87,6 +91,8 @@ pub enum MixerSpec {
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
     Mamba2(Mamba2Config),
+    /// No mixer: the layer is a feed-forward part alone.
+    None,
 }
 
 /// The part of a layer that works on each token alone.
@@ -95,9 +101,11 @@ pub enum MixerSpec {
 pub enum FeedforwardSpec {
     Dense(MlpConfig),
     Sparse(MoeConfig),
+    /// No such part: the layer is a mixer alone.
+    None,
 }
 
-/// A gated MLP: SwiGLU where the gate is silu.
+/// An MLP: SwiGLU where it is gated and the gate is silu.
 #[derive(Clone, Copy, Debug)]
 pub struct MlpConfig {
     /// Rows of gate, and of up.
@@ -106,11 +114,13 @@ pub struct MlpConfig {
     pub fused: Option<Name<'static>>,
     /// The gate's function.
     pub gate: Gate,
+    /// False if up is its own gate, without a projection of its own.
+    pub gated: bool,
 }
 
 impl MlpConfig {
     /// SwiGLU, gate and up apart, as most checkpoints have it.
     pub const fn new(intermediate_size: usize) -> Self {
-        Self { intermediate_size, fused: None, gate: Gate::Silu }
+        Self { intermediate_size, fused: None, gate: Gate::Silu, gated: true }
     }
 }
