@@ -39,6 +39,7 @@ MODEL_TYPES = [
     "gemma3",
     "granite",
     "granitemoehybrid",
+    "nemotron_h",
     "gemma3_text",
     "gemma4",
     "gemma4_text",

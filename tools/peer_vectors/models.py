@@ -62,9 +62,9 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
         return 1.5 * normal
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return 0.5 * normal
-    if name.endswith("embed_tokens.weight"):
+    if name.endswith(("embed_tokens.weight", "embeddings.weight")):
         return (0.25 if tied else 1.0) * normal
-    gain = {"lm_head.weight": 2.0, "router.layer.weight": 3.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "router.proj.weight": 30.0, "shared_expert_gate.weight": 1.5}
+    gain = {"lm_head.weight": 2.0, "router.layer.weight": 3.0, "mixer.gate.weight": 3.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "feed_forward.gate.weight": 3.0, "router.proj.weight": 30.0, "shared_expert_gate.weight": 1.5}
     if tied:
         # Layers that outweigh the token's own embedding: otherwise a tied head repeats that token for ever.
         gain |= {"o_proj.weight": 2.0, "down_proj.weight": 2.0}

@@ -87,7 +87,7 @@ class RouterGaps:
         self.least = math.inf
         self.hooks = []
         for name, module in model.named_modules():
-            if top_k and name.endswith(("mlp.gate", "mlp.router", "feed_forward.gate", "block_sparse_moe.router", "router.proj")):
+            if top_k and name.endswith(("mlp.gate", "mlp.router", "feed_forward.gate", "block_sparse_moe.router", "mixer.gate", "router.proj")):
                 self.hooks.append(module.register_forward_pre_hook(self.watch(top_k)))
 
     def watch(self, top_k: int):

@@ -1305,6 +1305,76 @@ def granite_hybrid_moe() -> Tiny:
     return Tiny("granite_hybrid_moe", config, gguf_pre_tokenizer="refact")
 
 
+def nemotron_h() -> Tiny:
+    """Layers of one part: Mamba-2, MLPs that square, attention without positions."""
+    return Tiny(
+        "nemotron_h",
+        {
+            "architectures": ["NemotronHForCausalLM"],
+            "model_type": "nemotron_h",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "chunk_size": 16,
+            "conv_kernel": 4,
+            "eos_token_id": 7,
+            "expand": 2,
+            "head_dim": 24,
+            "hidden_size": 64,
+            "hybrid_override_pattern": "M-M*-",
+            "initializer_range": 0.02,
+            "intermediate_size": 160,
+            "layer_norm_epsilon": 1e-05,
+            "mamba_head_dim": 32,
+            "mamba_hidden_act": "silu",
+            "mamba_num_heads": 4,
+            "mamba_proj_bias": False,
+            "max_position_embeddings": 512,
+            "mlp_bias": False,
+            "mlp_hidden_act": "relu2",
+            "n_groups": 2,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 5,
+            "num_key_value_heads": 2,
+            "pad_token_id": 0,
+            "residual_in_fp32": False,
+            "ssm_state_size": 16,
+            "tie_word_embeddings": False,
+            "time_step_floor": 0.0001,
+            "time_step_max": 0.1,
+            "time_step_min": 0.001,
+            "torch_dtype": "bfloat16",
+            "use_bias": False,
+            "use_cache": True,
+            "use_conv_bias": True,
+            "vocab_size": 311,
+        },
+        gguf_pre_tokenizer="pixtral",
+    )
+
+
+def nemotron_h_moe() -> Tiny:
+    """The same with experts of a latent input beside a shared one, chosen by sigmoids with a bias."""
+    config = nemotron_h().config | {
+        "hidden_size": 32,
+        "hybrid_override_pattern": "ME*E",
+        "mamba_head_dim": 16,
+        "moe_intermediate_size": 64,
+        "moe_latent_size": 96,
+        "moe_shared_expert_intermediate_size": 128,
+        "n_group": 1,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 4,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 1,
+        "vocab_size": 313,
+    }
+    return Tiny("nemotron_h_moe", config, keep_f32=("e_score_correction_bias",), gguf_pre_tokenizer="pixtral")
+
+
 def gpt_oss() -> Tiny:
     """Windows in every other layer, sinks, YaRN without rounding, stacked experts with biases."""
     return Tiny(
@@ -1375,6 +1445,8 @@ def all_tiny() -> list[Tiny]:
         granite(),
         granite_hybrid(),
         granite_hybrid_moe(),
+        nemotron_h(),
+        nemotron_h_moe(),
         gpt_oss(),
         olmo2(),
         olmo3(),

@@ -36,6 +36,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "gemma4_small": tiny.gemma4_small,
     "granite": tiny.granite,
     "granitemoehybrid": tiny.granite_hybrid_moe,
+    "nemotron_h": tiny.nemotron_h_moe,
     "gpt_oss": tiny.gpt_oss,
     "olmo2": tiny.olmo2,
     "olmo3": tiny.olmo3,

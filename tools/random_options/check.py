@@ -168,7 +168,8 @@ def measure(model, tokens: list[int], logits: torch.Tensor) -> Expected:
 def traits(model) -> list[str]:
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    rope = config.rope_parameters.get("full_attention") or config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {"rope_type": "no"}
+    rope = rope.get("full_attention") or rope
     keys = ("hidden_act", "hidden_activation")
     activation = next((getattr(config, key) for key in keys if getattr(config, key, None)), "an activation without a key")
     names = [activation, f"{rope['rope_type']} rope"]

@@ -27,7 +27,7 @@ def ties(case: Case, r: random.Random) -> None:
 
 
 def head_and_embedding(tensors: dict) -> tuple[str, str]:
-    embedding = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    embedding = next(name for name in tensors if name.endswith(("embed_tokens.weight", "embeddings.weight")))
     return "lm_head.weight", embedding
 
 

@@ -320,6 +320,48 @@ def experts_beside_mlps(case: Case, r: random.Random) -> None:
         text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
 
 
+def one_part_layers(case: Case, r: random.Random) -> None:
+    if case.architecture != "nemotron_h":
+        return
+    text = case.text
+    layers = r.choice([1, 2, 3, 4, 5])
+    letters = r.choice(["M*-", "M*-", "M*E", "M*E", "M-", "*E", "M", "M*-E"])
+    pattern = "".join(r.choice(letters) for _ in range(layers))
+    del text["hybrid_override_pattern"]
+    text["num_hidden_layers"] = layers
+    old = r.random() < 0.5
+    words = {"M": "mamba" if old else "linear_attention", "*": "attention" if old else "full_attention", "-": "mlp", "E": "moe"}
+    form = r.choice(["pattern", "pattern", "list", "list"])
+    if form == "pattern":
+        text["hybrid_override_pattern"] = pattern
+    else:
+        text["layers_block_type"] = [words[letter] for letter in pattern]
+        if r.random() < 0.5:
+            del text["num_hidden_layers"]
+    groups = r.choice([1, 2, 3])
+    text["n_groups"] = groups
+    text["mamba_num_heads"] = groups * r.choice([1, 2, 3])
+    text["mamba_head_dim"] = r.choice([4, 8, 12, 16])
+    text["ssm_state_size"] = r.choice([4, 7, 16, 32, 64])
+    text["conv_kernel"] = r.choice([4, 4, 4, 1, 2, 3])
+    text["use_conv_bias"] = r.random() < 0.8
+    text["use_bias"] = r.random() < 0.1
+    text["mlp_bias"] = r.random() < 0.1
+    text["layer_norm_epsilon"] = text.pop("rms_norm_eps", 1e-5)
+    text["tie_word_embeddings"] = False
+    size, chosen = r.choice([1, 2, 4, 5]), r.choice([1, 1, 2])
+    count = size if size < 2 else size * chosen
+    text["n_routed_experts"] = count
+    text["n_group"] = text["topk_group"] = 1
+    text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3) if n <= count])
+    text["moe_intermediate_size"] = r.choice([16, 17, 32])
+    text["moe_shared_expert_intermediate_size"] = r.choice([16, 32, 48])
+    text["moe_latent_size"] = r.choice([None, None, 16, 24, 64])
+    text["routed_scaling_factor"] = r.choice([1.0, 2.5])
+    text["norm_topk_prob"] = r.random() < 0.8
+    case.save_original_format = r.random() < 0.6
+
+
 def sparse_layers(case: Case, r: random.Random) -> None:
     """In Qwen3.5 these keys are without effect."""
     if case.architecture not in EXPERTS or (case.architecture == "qwen3_5_moe" and r.random() < 0.8):
@@ -358,6 +400,7 @@ OPTIONS = {
     "sigmoid_experts": sigmoid_experts,
     "short_convolutions": short_convolutions,
     "mamba": mamba,
+    "one_part_layers": one_part_layers,
     "rope": rope.option,
     "storage": storage,
     "nesting": spelling.nesting,

@@ -55,11 +55,7 @@ impl<'a> Config<'a> {
         let model_type = root.get("model_type").and_then(Value::as_str);
         let nested = root.get("text_config").filter(|text| !text.is_null());
         let inner = nested.and_then(|text| text.get("model_type")).and_then(Value::as_str);
-        // A missing number has a default above 0 in transformers, and none in mlx-lm.
-        let experts = match root.get("num_local_experts") {
-            None => checkpoint.layout() != Layout::Mlx,
-            Some(count) => count.as_u64().is_some_and(|count| count > 0),
-        };
+        let experts = has_experts(root, checkpoint.layout());
         let found = model_type.and_then(|name| arch::model_type(name, inner, experts));
         let text = match (nested, found) {
             (Some(text), Some((_, ModelType { wraps: true, .. }))) => object(&path, "text_config", text)?,
@@ -308,7 +304,13 @@ impl<'a> Config<'a> {
         let named = ["norm_eps", "layer_norm_epsilon"].into_iter().find(|key| self.computes(key));
         let json = named.unwrap_or("rms_norm_eps");
         let gguf = "attention.layer_norm_rms_epsilon";
-        let eps = self.float(json, gguf)? as f32;
+        let other = "attention.layer_norm_epsilon";
+        let eps = match self.is_gguf() && self.computes(other) {
+            true => self.optional_float("", gguf)?.or(self.optional_float("", other)?),
+            false => self.optional_float(json, gguf)?,
+        };
+        let missing = || self.missing(if self.is_gguf() { gguf } else { json });
+        let eps = eps.ok_or_else(missing)? as f32;
         match eps >= 0.0 && eps.is_finite() {
             true => Ok(eps),
             false => {
@@ -463,6 +465,25 @@ fn gguf_facts(metadata: &gguf::Metadata, architecture: &str) -> Result<GgufFacts
         sigmoids,
         other_eps: eps.is_some_and(|eps| eps as f32 != 1e-6),
     })
+}
+
+/// True if a model has experts, of those that may be without. A list of its layers says it; a
+/// missing number has a default above 0 in transformers, and none in mlx-lm.
+fn has_experts(root: &Map<String, Value>, layout: Layout) -> bool {
+    let kinds = ["hybrid_override_pattern", "layers_block_type", "layer_types"];
+    let mut kinds = kinds.into_iter().filter_map(|key| root.get(key));
+    let is_expert = |kind: &Value| kind.as_str() == Some("moe");
+    let lists = |kinds: &Value| match kinds {
+        Value::String(letters) => letters.contains('E'),
+        kinds => kinds.as_array().is_some_and(|kinds| kinds.iter().any(is_expert)),
+    };
+    match root.get("num_local_experts") {
+        _ if root.contains_key("hybrid_override_pattern") || root.contains_key("layers_block_type") => {
+            kinds.any(lists)
+        }
+        None => layout != Layout::Mlx,
+        Some(count) => count.as_u64().is_some_and(|count| count > 0),
+    }
 }
 
 fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {

@@ -118,6 +118,12 @@ pub const EXPERTS: Names = &[ROUTER, EXPERTS_GATE, EXPERTS_UP, EXPERTS_DOWN];
 pub const FUSED_GATE_UP: Name<'_> = ("mlp.experts.gate_up_proj", "ffn_gate_up_exps");
 pub const FUSED_DOWN: Name<'_> = ("mlp.experts.down_proj", "");
 
+/// A stack of ups alone, of experts without gates.
+pub const STACKED_UP: Name<'_> = ("mlp.experts.up_proj", "");
+/// To the experts' input, and from their sum back.
+pub const LATENT_DOWN: Name<'_> = ("mlp.latent_down", "ffn_latent_down");
+pub const LATENT_UP: Name<'_> = ("mlp.latent_up", "ffn_latent_up");
+
 pub const SHARED_EXPERT_GATE: Name<'_> = ("mlp.shared_expert_gate", "ffn_gate_inp_shexp");
 /// Gate, up and down.
 pub const SHARED_EXPERT: [Name<'_>; 3] = [

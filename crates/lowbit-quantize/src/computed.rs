@@ -69,7 +69,7 @@ impl<'a> Computed<'a> {
     pub fn experts(&self) -> Option<&MoeConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match &layer.feedforward {
             FeedforwardSpec::Sparse(moe) | FeedforwardSpec::Parallel(_, moe) => Some(moe),
-            FeedforwardSpec::Dense(_) => None,
+            FeedforwardSpec::Dense(_) | FeedforwardSpec::None => None,
         })
     }
 
@@ -77,7 +77,7 @@ impl<'a> Computed<'a> {
     pub fn mlp(&self) -> Option<MlpConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match layer.feedforward {
             FeedforwardSpec::Dense(mlp) | FeedforwardSpec::Parallel(mlp, _) => Some(mlp),
-            FeedforwardSpec::Sparse(_) => None,
+            FeedforwardSpec::Sparse(_) | FeedforwardSpec::None => None,
         })
     }
 

@@ -3,6 +3,7 @@
 //! default, which another reader may not share.
 
 mod gemma;
+mod mamba;
 
 use crate::QuantizeError;
 use crate::computed::Computed;
@@ -13,7 +14,7 @@ use lowbit_models::layers::{
     AttentionConfig, DeltaNetConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, MixerSpec, MoeConfig,
     Multipliers,
 };
-use lowbit_models::names::{A_LOG, MAMBA_IN, Name, ROUTER, SHORT_CONV};
+use lowbit_models::names::{A_LOG, Name, ROUTER, SHORT_CONV};
 use serde_json::{Map, Value as Json, json};
 
 const SHARED: &str = "shared_expert_intermediate_size";
@@ -101,21 +102,25 @@ impl TextConfig<'_> {
             self.multipliers()?;
         }
         let key = "feed_forward_length";
+        let listed = source.config.is_gguf() && source.config.gguf_layers(key)?.is_some();
         // GGUF may list them by layer, the first being the smallest.
         let first = source.mlp().filter(|_| source.has_two_sizes()).map(|mlp| mlp.intermediate_size);
-        let size =
-            first.map_or_else(|| source.config.optional_size("intermediate_size", key), |it| Ok(Some(it)));
-        if let Some(size) = size? {
+        let size = match first {
+            None if !listed => source.config.optional_size("intermediate_size", key)?,
+            first => first,
+        };
+        if let Some(size) = size {
             self.put("intermediate_size", size);
         }
         // As exactly as the source has it: f32 is what is computed with.
-        let key = if source.computes("norm_eps") { "norm_eps" } else { "rms_norm_eps" };
-        let eps = source.config.float(key, "attention.layer_norm_rms_epsilon")?;
-        let eps = self.number(key, eps)?;
+        let named = ["norm_eps", "layer_norm_epsilon"].into_iter().find(|key| source.computes(key));
+        let key = named.unwrap_or("rms_norm_eps");
+        let eps = source.config.optional_float(key, "attention.layer_norm_rms_epsilon")?;
+        let eps = self.number(key, eps.unwrap_or(decoder.rms_norm_eps.into()))?;
         self.put(key, eps);
         self.put("tie_word_embeddings", decoder.tie_word_embeddings);
-        if self.has(MAMBA_IN) {
-            self.mamba()?;
+        if let Some(keys) = source.architecture.conversion.mamba {
+            self.mamba(&keys)?;
         }
         if self.has(ROUTER) && (source.experts().is_some() || !source.computes("enable_moe_block")) {
             self.experts()?;
@@ -160,53 +165,6 @@ impl TextConfig<'_> {
             self.put("block_auto_adjust_ff_dim", false);
             self.json.entry("block_multiple_of").or_insert(256.into());
             self.json.entry("block_ffn_dim_multiplier").or_insert(1.0.into());
-        }
-        Ok(())
-    }
-
-    /// Mamba-2's sizes, the layers that have it, and the size of MLPs beside it. mlx-lm has words of
-    /// its own for kinds of layers, and for whether attention rotates.
-    fn mamba(&mut self) -> Result<(), QuantizeError> {
-        let source = self.source;
-        for (key, gguf) in [
-            ("mamba_n_heads", "ssm.time_step_rank"),
-            ("mamba_n_groups", "ssm.group_count"),
-            ("mamba_d_state", "ssm.state_size"),
-            ("mamba_d_conv", "ssm.conv_kernel"),
-        ] {
-            self.put(key, source.config.size(key, gguf)?);
-        }
-        if let Some(mamba) = source.mamba() {
-            self.put("mamba_d_head", mamba.head_dim);
-            let hidden = source.decoder().hidden_size;
-            if mamba.inner_size().is_multiple_of(hidden) {
-                self.put("mamba_expand", mamba.inner_size() / hidden);
-            }
-            let [least, most] = [mamba.limits.least, mamba.limits.most.min(f32::MAX)];
-            let key = "time_step_limit";
-            let limits = vec![self.number(key, least.into())?, self.number(key, most.into())?];
-            self.json.insert(key.into(), limits.into());
-        }
-        let layers = source.outline.spec().layers.iter();
-        let kind = |layer: &LayerSpec| match layer.mixer {
-            MixerSpec::Attention(_) => "attention",
-            MixerSpec::Mamba2(_) | MixerSpec::DeltaNet(_) | MixerSpec::ShortConv(_) => "mamba",
-        };
-        self.put("layer_types", layers.map(kind).collect::<Vec<_>>());
-        self.json.remove("layers_block_type");
-        if let Some(attention) = source.attention().next() {
-            let word = if attention.rotates() { "rope" } else { "nope" };
-            self.put("position_embedding_type", word);
-        }
-        let shared = source.experts().map(|moe| moe.shared_expert_intermediate_size);
-        let alone = source.mlp().map(|mlp| mlp.intermediate_size);
-        if let Some(size) = shared.or(alone) {
-            self.put("shared_intermediate_size", size);
-        }
-        if let Some(size) = alone {
-            self.put("intermediate_size", size);
-            self.put("num_local_experts", 0);
-            self.put("num_experts_per_tok", 0);
         }
         Ok(())
     }

@@ -28,8 +28,7 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
         None => {
             let mut tensors = targets(checkpoint, &Known::new(computed, Layout::Mlx)?)?;
             for tensor in &mut tensors {
-                tensor.name =
-                    in_layer(&tensor.name, |name| computed.architecture.stored_name(name, Layout::Mlx));
+                tensor.name = stored(&tensor.name, computed.architecture);
             }
             Converted { config: config(computed)?, tensors, warnings: extras(computed, &[]) }
         }
@@ -132,6 +131,17 @@ struct Names<'a> {
     text_prefix: &'static str,
 }
 
+/// The name in MLX's checkpoints of the tensor that conversions call `name`.
+pub fn stored(name: &str, architecture: &Architecture) -> String {
+    let name = in_layer(name, |name| architecture.stored_name(name, Layout::Mlx));
+    let Some(prefix) = architecture.conversion.text_prefix else { return name };
+    match name.strip_prefix("model.") {
+        Some(rest) if rest.starts_with("layers.") => format!("{prefix}{rest}"),
+        Some(rest) => format!("{prefix}{}", architecture.stored_name(rest, Layout::Mlx)),
+        None => name,
+    }
+}
+
 /// `name` with what follows its layer's number as `rename` makes it.
 fn in_layer(name: &str, rename: impl FnOnce(&str) -> Cow<'_, str>) -> String {
     let of_layer = |(before, rest): (&str, &str)| {
@@ -204,10 +214,13 @@ impl Names<'_> {
             return self.push(tensor, targets);
         }
         let mut shape = view.shape.clone();
-        let experts = module.strip_suffix("experts.down_proj").map(str::to_string);
+        let experts = ["down_proj", "up_proj"].into_iter().find_map(|part| {
+            let mlp = module.strip_suffix(part)?.strip_suffix("experts.")?;
+            Some(format!("{mlp}switch_mlp.{part}.weight"))
+        });
         let mut name = name;
-        if let Some(mlp) = experts {
-            name = format!("{mlp}switch_mlp.down_proj.weight");
+        if let Some(stack) = experts {
+            name = stack;
         } else if is_convolution(&name) && shape.len() == 3 && self.checkpoint.layout() != Layout::Mlx {
             shape.swap(1, 2);
         }
@@ -296,6 +309,10 @@ impl Names<'_> {
         let prefix = self.known.architecture.mlx_prefix;
         let beside = ["lm_head.", "language_model.lm_head."].iter().any(|head| name.starts_with(head));
         match name.strip_prefix(self.text_prefix).filter(|_| !beside) {
+            Some(rest) if self.known.architecture.conversion.text_prefix.is_some() => {
+                let known = self.known.architecture.known_name(rest);
+                format!("model.{}", if rest.starts_with("layers.") { rest } else { &*known })
+            }
             Some(rest) => format!("{prefix}model.{rest}"),
             None if !name.starts_with(prefix) => format!("{prefix}{name}"),
             None => name.to_string(),

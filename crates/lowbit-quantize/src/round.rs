@@ -311,7 +311,7 @@ const ROUTER_WEIGHT: &str = ".mlp.gate.weight";
 const KEPT: [&str; 3] = ["A_log", CHOICE, ".expert_bias"];
 
 /// The norm behind the last layer.
-const LAST_NORMS: [&str; 2] = ["model.norm.weight", "model.embedding_norm.weight"];
+const LAST_NORMS: [&str; 3] = ["model.norm.weight", "model.embedding_norm.weight", "backbone.norm_f.weight"];
 
 impl Types {
     fn new(computed: &Computed<'_>, config: &Value, tensors: &[Tensor]) -> Self {

@@ -82,7 +82,7 @@ pub enum Kind {
 }
 
 /// Parts of names, MLX's and GGUF's; the first that is found says the kind.
-const KINDS: [(&str, Kind); 34] = [
+const KINDS: [(&str, Kind); 41] = [
     ("norm", Kind::Norm),
     ("embed_tokens", Kind::Embedding),
     ("token_embd", Kind::Embedding),
@@ -94,6 +94,11 @@ const KINDS: [(&str, Kind); 34] = [
     (".attn_gate.", Kind::DeltaNet),
     ("self_attn.", Kind::Attention),
     (".attn_", Kind::Attention),
+    ("mixer.q_proj", Kind::Attention),
+    ("mixer.k_proj", Kind::Attention),
+    ("mixer.v_proj", Kind::Attention),
+    ("mixer.o_proj", Kind::Attention),
+    ("mixer.gate.", Kind::Router),
     ("mlp.gate.", Kind::Router),
     ("mlp.router.", Kind::Router),
     ("feed_forward.gate.", Kind::Router),
@@ -112,6 +117,8 @@ const KINDS: [(&str, Kind); 34] = [
     ("shared_mlp.", Kind::SharedExpert),
     ("_shexp.", Kind::SharedExpert),
     ("mlp.", Kind::Mlp),
+    ("mixer.up_proj", Kind::Mlp),
+    ("mixer.down_proj", Kind::Mlp),
     ("feed_forward.", Kind::Mlp),
     ("shortconv.", Kind::ShortConv),
     (".conv.", Kind::ShortConv),

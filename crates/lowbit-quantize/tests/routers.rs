@@ -177,6 +177,31 @@ fn granite_hybrid_with_experts() {
 }
 
 #[test]
+fn nemotron_h() {
+    let warnings = every_layout_computes_the_same("nemotron_h", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    every_layout_computes_the_same("nemotron_h_moe", |_| ());
+    every_layout_computes_the_same("nemotron_h_moe", |config| {
+        config.as_object_mut().unwrap().remove("hybrid_override_pattern");
+        config["layers_block_type"] = json!(["mamba", "moe", "attention", "moe"]);
+    });
+    let (folder, source) = changed("nemotron_h_moe", |_| ());
+    let made = folder.path().join("made");
+    to(&source, &made, &plain()).unwrap();
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    for name in ["norm_f.weight", "embeddings.weight", "layers.1.mixer.switch_mlp.fc1.weight"] {
+        assert!(checkpoint.tensors().get(&format!("backbone.{name}")).is_some(), "{name}");
+    }
+    assert_eq!(checkpoint.config().unwrap()["hybrid_override_pattern"], json!("ME*E"));
+    // A list of the layers and their number, or two lists, that say different things.
+    for (key, value) in [("num_hidden_layers", json!(5)), ("layers_block_type", json!(["moe"]))] {
+        let (folder, source) = changed("nemotron_h_moe", |config| config[key] = value);
+        let error = to(&source, &folder.path().join("made"), &plain()).unwrap_err();
+        assert!(error.contains("hybrid_override_pattern") || error.contains(key), "{error}");
+    }
+}
+
+#[test]
 fn minimax_m2() {
     let warnings = every_layout_computes_the_same("minimax_m2", |_| ());
     assert!(warnings.is_empty(), "{warnings:?}");

@@ -20,6 +20,7 @@ mod llama;
 mod minimax_m2;
 mod mistral3;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod phi3;
@@ -35,8 +36,8 @@ mod smollm3;
 
 use crate::keys::Tables;
 use crate::layers::{
-    AttentionConfig, Decoder, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec,
-    MlpConfig, Multipliers,
+    AttentionConfig, Decoder, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, Mamba2Keys,
+    MixerSpec, MlpConfig, Multipliers,
 };
 use crate::names::{NORM, Names, ROUTER, SELECTION_BIAS};
 use crate::{Config, ModelError, Weights};
@@ -118,6 +119,11 @@ pub struct Conversion {
     pub predicts_in_layers: bool,
     /// Attention is multi-head latent attention: how its layouts differ.
     pub latents: Option<Latents>,
+    /// The keys of Mamba-2's sizes, where it has such layers.
+    pub mamba: Option<Mamba2Keys>,
+    /// The prefix of the text model's names, but for GGUF, where it is not `model.`; aliases are
+    /// then of names outside of layers, too.
+    pub text_prefix: Option<&'static str>,
     /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
     pub mlx_aliases: &'static [Alias],
     /// The parts of it that mlx-lm computes.
@@ -214,6 +220,8 @@ impl Conversion {
         fused_delta_nets: false,
         predicts_in_layers: false,
         latents: None,
+        mamba: None,
+        text_prefix: None,
         mlx_aliases: &[],
         mlx_lm: MlxLm::ALL,
     };
@@ -373,6 +381,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     deepseek::DEEPSEEK_V2,
     deepseek::DEEPSEEK_V3,
     deepseek::GLM4_MOE_LITE,
+    nemotron_h::NEMOTRON_H,
+    nemotron_h::NEMOTRON_H_MOE,
 ];
 
 /// The facts of a GGUF file by which architectures with the same name are told apart.
@@ -551,12 +561,15 @@ pub(crate) fn switched_window(
 
 /// Prefixes of the layers' names: text models have `model.`, multimodal ones more, and models saved
 /// without their output layer less.
-const TEXT_PREFIXES: [&str; 5] =
-    ["model.language_model.", "language_model.model.", "model.", "language_model.", ""];
+const TEXT_PREFIXES: [&str; 6] =
+    ["model.language_model.", "language_model.model.", "model.", "backbone.", "language_model.", ""];
+
+/// The names of the embedding.
+const EMBEDDINGS: [&str; 2] = ["embed_tokens", "embeddings"];
 
 /// The prefix of the text model in a checkpoint that is not GGUF, as `has` finds a tensor.
 pub fn text_prefix(has: impl Fn(&str) -> bool) -> &'static str {
-    let embedding = |prefix: &&str| has(&format!("{prefix}embed_tokens.weight"));
+    let embedding = |prefix: &&str| EMBEDDINGS.iter().any(|name| has(&format!("{prefix}{name}.weight")));
     TEXT_PREFIXES.into_iter().find(embedding).unwrap_or("model.")
 }
 

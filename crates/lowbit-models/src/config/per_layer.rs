@@ -2,6 +2,7 @@
 
 use super::{Config, Source};
 use crate::{ModelError, keys};
+use serde_json::Value;
 
 impl Config<'_> {
     /// The kind of layer `layer` of `layers` where the configuration lists kinds: one of `kinds`.
@@ -141,6 +142,106 @@ impl Config<'_> {
         match self.optional_size("", gguf) {
             Err(_) => self.gguf_sizes(gguf),
             Ok(_) => Ok(None),
+        }
+    }
+
+    /// The kind of each layer of models whose layers are one part: `M` for Mamba-2, `*` for
+    /// attention, `-` for an MLP, `E` for experts. `None` where an architecture has no such list.
+    ///
+    /// # Errors
+    /// As [`Self::json`] and [`Self::gguf_layers`]; [`ModelError::Config`] for other kinds, and for
+    /// two lists that differ.
+    pub fn layer_letters(&self) -> Result<Option<Vec<char>>, ModelError> {
+        if self.is_gguf() {
+            return self.gguf_letters().map(Some);
+        }
+        let (pattern, types) = ("hybrid_override_pattern", "layers_block_type");
+        if !self.computes(pattern) {
+            return Ok(None);
+        }
+        let letters = match self.text(pattern, "")? {
+            None => None,
+            Some(letters) => match letters.chars().find(|letter| !['M', '*', '-', 'E'].contains(letter)) {
+                None => Some(letters.chars().collect::<Vec<_>>()),
+                Some(other) => {
+                    return Err(self.refuse(pattern, &other.to_string(), "layers are M, *, - and E"));
+                }
+            },
+        };
+        let listed = match self.json(types)?.as_deref() {
+            None => None,
+            Some(Value::Array(kinds)) => {
+                let letter = |kind: &Value| match kind.as_str() {
+                    Some("mamba" | "linear_attention") => Ok('M'),
+                    Some("attention" | "full_attention") => Ok('*'),
+                    Some("mlp") => Ok('-'),
+                    Some("moe") => Ok('E'),
+                    _ => {
+                        let want = "this architecture has linear_attention, full_attention, mlp and moe";
+                        Err(self.refuse(types, &kind.to_string(), want))
+                    }
+                };
+                Some(kinds.iter().map(letter).collect::<Result<Vec<_>, _>>()?)
+            }
+            Some(other) => return Err(self.refuse(types, &other.to_string(), "a list is wanted")),
+        };
+        match (letters, listed) {
+            (Some(letters), Some(listed)) if letters != listed => {
+                let got: String = letters.into_iter().collect();
+                Err(self.refuse(pattern, &got, "layers_block_type says otherwise"))
+            }
+            (letters, listed) => Ok(letters.or(listed)),
+        }
+    }
+
+    /// The same of a GGUF file: layers with key heads attend, and those with rows of an MLP are
+    /// one.
+    fn gguf_letters(&self) -> Result<Vec<char>, ModelError> {
+        let layers = self.size("", "block_count")?;
+        let each = |key: &str| match self.gguf_layers(key)? {
+            None => Ok(vec![self.optional_size("", key)?.unwrap_or(0); layers]),
+            Some(list) if list.len() == layers => Ok(list),
+            Some(list) => {
+                let want = format!("there are {layers} layers");
+                Err(self.refuse(key, &format!("a list of {}", list.len()), &want))
+            }
+        };
+        let (heads, rows) = (each("attention.head_count_kv")?, each("feed_forward_length")?);
+        let mlp = if self.computes("expert_count") { 'E' } else { '-' };
+        let letter = |(heads, rows): (usize, usize)| match (heads, rows) {
+            (_, 1..) => mlp,
+            (1.., _) => '*',
+            _ => 'M',
+        };
+        Ok(heads.into_iter().zip(rows).map(letter).collect())
+    }
+
+    /// The number of layers, which a list of their kinds may say alone.
+    ///
+    /// # Errors
+    /// As [`Self::size`] and [`Self::layer_letters`]; [`ModelError::Config`] where the two differ.
+    pub fn layer_count(&self) -> Result<usize, ModelError> {
+        let key = "num_hidden_layers";
+        let listed = if self.is_gguf() { None } else { self.layer_letters()? };
+        let Some(listed) = listed.map(|letters| letters.len()) else { return self.size(key, "block_count") };
+        match self.optional_size(key, "")? {
+            Some(count) if count != listed => {
+                let want = format!("there are {listed} kinds of layers");
+                Err(self.refuse(key, &count.to_string(), &want))
+            }
+            _ if listed == 0 => Err(self.refuse("layers_block_type", "empty", "a layer is wanted")),
+            _ => Ok(listed),
+        }
+    }
+
+    /// The largest of a GGUF file's numbers of each layer, or its one number for all.
+    ///
+    /// # Errors
+    /// As [`Self::gguf_layers`] and [`Self::size`].
+    pub fn gguf_largest(&self, gguf: &str) -> Result<usize, ModelError> {
+        match self.gguf_layers(gguf)? {
+            None => self.size("", gguf),
+            Some(list) => Ok(list.into_iter().max().unwrap_or(0)),
         }
     }
 

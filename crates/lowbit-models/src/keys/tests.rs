@@ -75,6 +75,8 @@ fn tables_name_each_key_once() {
         "rope_parameters",
         "rope.scaling.finetuned",
         "num_attention_heads",
+        "num_hidden_layers",
+        "attention.layer_norm_rms_epsilon",
         "hidden_act",
         "per_layer_config",
         "max_position_embeddings",

@@ -42,6 +42,7 @@ enum Mixer {
     DeltaNet(Box<GatedDeltaNet>),
     ShortConv(Box<ShortConv>),
     Mamba2(Box<Mamba2>),
+    None,
 }
 
 /// The part of a block that works on each token alone.
@@ -50,6 +51,7 @@ enum Feedforward {
     Dense(Box<Mlp>),
     Sparse(Box<SparseMoe>),
     Parallel(Box<ParallelMoe>),
+    None,
 }
 
 /// The error for a cache that another kind of layer made.
@@ -80,6 +82,7 @@ impl Block {
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
             MixerSpec::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(weights, conv)?.into()),
             MixerSpec::Mamba2(mamba) => Mixer::Mamba2(Mamba2::load(weights, mamba)?.into()),
+            MixerSpec::None => Mixer::None,
         };
         let hidden = config.hidden_size;
         let feedforward = match &spec.feedforward {
@@ -90,6 +93,7 @@ impl Block {
             FeedforwardSpec::Parallel(mlp, moe) => {
                 Feedforward::Parallel(ParallelMoe::load(weights, (*mlp, moe), config)?.into())
             }
+            FeedforwardSpec::None => Feedforward::None,
         };
         let norm = |name| RmsNorm::load(weights, name, hidden, config.rms_norm_eps);
         let LayerNorms { mixer: before, after_mixer, feedforward: between, after_feedforward } = spec.norms;
@@ -129,6 +133,8 @@ impl Block {
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
             Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
             Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),
+            // A state without values.
+            Mixer::None => DeltaCache::of_convolution([1, 0, 0], device).map(LayerCache::DeltaNet),
         }
     }
 
@@ -142,6 +148,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.list(all),
             Mixer::ShortConv(mixer) => mixer.list(all),
             Mixer::Mamba2(mixer) => mixer.list(all),
+            Mixer::None => {}
         }
         after_mixer.iter().for_each(|norm| norm.list(all));
         feedforward.iter().for_each(|norm| norm.list(all));
@@ -149,6 +156,7 @@ impl Block {
             Feedforward::Dense(mlp) => mlp.list(all),
             Feedforward::Sparse(moe) => moe.list(all),
             Feedforward::Parallel(both) => both.list(all),
+            Feedforward::None => {}
         }
         after_feedforward.iter().for_each(|norm| norm.list(all));
         self.input.iter().for_each(|input| input.list(all));
@@ -162,14 +170,17 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
             Mixer::ShortConv(mixer) => mixer.outline(outline),
             Mixer::Mamba2(mixer) => mixer.outline(outline),
+            Mixer::None => outline.word("mixer", "none"),
         }
         match &self.feedforward {
             Feedforward::Dense(mlp) => {
                 outline.word("feedforward", "dense");
                 outline.word("gate", format!("{:?}", mlp.gate()));
+                outline.word("the MLP is gated", mlp.is_gated());
             }
             Feedforward::Sparse(moe) => moe.outline(outline),
             Feedforward::Parallel(both) => both.outline(outline),
+            Feedforward::None => outline.word("feedforward", "none"),
         }
         outline.word("norm after the mixer", self.norms.after_mixer.is_some());
         outline.word("norm after the feed-forward part", self.norms.after_feedforward.is_some());
@@ -187,15 +198,7 @@ impl Block {
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<Residual, KernelError> {
-        let input = x.input(self.norms.mixer.as_ref());
-        let (stream, update) = match &self.mixer {
-            Mixer::Attention(mixer) => mixer.forward(input, step, caches)?,
-            Mixer::LatentAttention(mixer) => mixer.forward(input, step, caches)?,
-            Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
-            Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
-            Mixer::Mamba2(mixer) => mixer.forward(input, step, caches)?,
-        };
-        let x = Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? };
+        let x = self.mixed(x, step, caches)?;
         let norm = self.norms.feedforward.as_ref();
         let (stream, update) = match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.forward_sum(x.input(norm))?,
@@ -204,6 +207,7 @@ impl Block {
                 (stream, moe.forward(&input)?)
             }
             Feedforward::Parallel(both) => both.forward(&x, norm)?,
+            Feedforward::None => return Ok(x),
         };
         let x = Residual { stream, update: self.added(update, self.norms.after_feedforward.as_ref())? };
         let x = match (&self.input, own) {
@@ -213,6 +217,25 @@ impl Block {
         };
         let scalar = self.scalar.as_ref();
         Ok(Residual { stream: scaled(x.stream, scalar)?, update: scaled(x.update, scalar)? })
+    }
+
+    /// T tokens through the mixer, if there is one.
+    fn mixed(
+        &self,
+        x: Residual,
+        step: &Step,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<Residual, KernelError> {
+        let input = x.input(self.norms.mixer.as_ref());
+        let (stream, update) = match &self.mixer {
+            Mixer::None => return Ok(x),
+            Mixer::Attention(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::LatentAttention(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::Mamba2(mixer) => mixer.forward(input, step, caches)?,
+        };
+        Ok(Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? })
     }
 
     /// The term that is added to the residual stream: the norm of `update`, if there is one, times

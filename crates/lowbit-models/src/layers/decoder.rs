@@ -42,7 +42,7 @@ impl DecoderConfig {
         // Layers of the multi-token-prediction head follow the model's own in GGUF.
         let predictors =
             if config.is_gguf() { config.optional_size("", "nextn_predict_layers")?.unwrap_or(0) } else { 0 };
-        let layers = config.size("num_hidden_layers", "block_count")?;
+        let layers = config.layer_count()?;
         weights.check_layers(if config.is_gguf() { "block_count" } else { "num_hidden_layers" }, layers)?;
         // They would count as such a head's.
         let beyond = |name: &&str| arch::gguf_layer(name).is_some_and(|layer| layer >= layers);

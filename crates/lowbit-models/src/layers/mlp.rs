@@ -6,16 +6,24 @@ use crate::{ModelError, Weights};
 use lowbit_kernels::ops::Gate;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
 
-/// `down(glu(up(x), gate(x)))`: SwiGLU where the gate is silu.
+/// `down(glu(up(x), gate(x)))`: SwiGLU where the gate is silu. Without a gate, up is its own.
 #[derive(Clone, Debug)]
 pub struct Mlp {
-    gate_up: MergedLinear<2>,
+    inner: Inner,
     down: Linear,
     gate: Gate,
 }
 
+/// The projections of the input.
+#[derive(Clone, Debug)]
+enum Inner {
+    Gated(MergedLinear<2>),
+    Up(Linear),
+}
+
 impl Mlp {
-    /// The projections `names`: gate, up and down, the first two perhaps in one matrix.
+    /// The projections `names`: gate, where there is one, up and down, the first two perhaps in one
+    /// matrix.
     ///
     /// # Errors
     /// As [`Weights::linear`].
@@ -25,14 +33,16 @@ impl Mlp {
         hidden_size: usize,
         config: MlpConfig,
     ) -> Result<Self, ModelError> {
-        let MlpConfig { intermediate_size, fused, gate: function } = config;
+        let MlpConfig { intermediate_size, fused, gate: function, gated } = config;
         let [gate, up, down] = names;
-        let gate_up = match fused {
-            Some(whole) => weights.fused(whole, [intermediate_size; 2], hidden_size)?,
-            None => weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
+        let both = [(gate, intermediate_size), (up, intermediate_size)];
+        let inner = match fused {
+            _ if !gated => Inner::Up(weights.linear(up, intermediate_size, hidden_size)?),
+            Some(whole) => Inner::Gated(weights.fused(whole, [intermediate_size; 2], hidden_size)?),
+            None => Inner::Gated(weights.merged(both, hidden_size)?),
         };
         let down = weights.linear(down, hidden_size, intermediate_size)?;
-        Ok(Self { gate_up, down, gate: function })
+        Ok(Self { inner, down, gate: function })
     }
 
     /// The gate's function.
@@ -40,14 +50,23 @@ impl Mlp {
         self.gate
     }
 
-    /// The weights of gate, up and down, if there are no biases.
+    /// True if a projection of its own is the gate.
+    pub(super) fn is_gated(&self) -> bool {
+        matches!(self.inner, Inner::Gated(_))
+    }
+
+    /// The weights of gate, up and down, if there is a gate, and no biases.
     pub(super) fn weights(&self) -> Option<[&Named<QuantizedTensor>; 3]> {
-        let [gate, up] = self.gate_up.parts();
+        let Inner::Gated(gate_up) = &self.inner else { return None };
+        let [gate, up] = gate_up.parts();
         Some([gate.weight()?, up.weight()?, self.down.weight()?])
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
-        self.gate_up.list(all);
+        match &self.inner {
+            Inner::Gated(gate_up) => gate_up.list(all),
+            Inner::Up(up) => up.list(all),
+        }
         self.down.list(all);
     }
 
@@ -58,7 +77,10 @@ impl Mlp {
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
         match (x.tensor().device(), self.weights()) {
             (Device::Cpu(_), Some(weights)) if x.tape().is_none() => ops::gated_mlp(x, weights, self.gate),
-            _ => self.down(&self.gate_up.forward(x)?),
+            _ => match &self.inner {
+                Inner::Gated(gate_up) => self.down(&gate_up.forward(x)?),
+                Inner::Up(up) => self.squared(&up.forward(x)?),
+            },
         }
     }
 
@@ -71,7 +93,14 @@ impl Mlp {
             let (sum, x) = x.make()?;
             return Ok((sum, self.forward(&x)?));
         }
-        match self.gate_up.whole_on_gpu(x.update()) {
+        let gate_up = match &self.inner {
+            Inner::Gated(gate_up) => gate_up,
+            Inner::Up(up) => {
+                let (sum, x) = x.make()?;
+                return Ok((sum, self.squared(&up.forward(&x)?)?));
+            }
+        };
+        match gate_up.whole_on_gpu(x.update()) {
             // One row's norm and glu are made by the products that read them.
             Some(whole) if x.update().dim(0) > 1 && !x.is_recorded() => {
                 let (sum, x) = x.make()?;
@@ -79,10 +108,15 @@ impl Mlp {
                 Ok((sum, self.down.forward(&y)?))
             }
             _ => {
-                let (sum, gate_up) = self.gate_up.forward_sum(x)?;
+                let (sum, gate_up) = gate_up.forward_sum(x)?;
                 Ok((sum, self.down(&gate_up)?))
             }
         }
+    }
+
+    /// By up as its own gate: of relu, its square.
+    fn squared(&self, up: &Var) -> Result<Var, KernelError> {
+        self.down.forward(Input::Glu { x: up, gate: up, by: self.gate })
     }
 
     fn down(&self, [gate, up]: &[Var; 2]) -> Result<Var, KernelError> {

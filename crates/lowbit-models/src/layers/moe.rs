@@ -1,7 +1,7 @@
 use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
     EXPERT_SCALE, EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, FUSED_SHARED_EXPERT,
-    Name, ROUTER, SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE,
+    LATENT_DOWN, LATENT_UP, Name, ROUTER, SELECTION_BIAS, SHARED_EXPERT, SHARED_EXPERT_GATE, STACKED_UP,
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
@@ -30,6 +30,11 @@ pub struct MoeConfig {
     pub biases: bool,
     /// True if each expert's weight has a factor of its own.
     pub factors: bool,
+    /// False if up is its own gate in the experts, without a projection of its own.
+    pub gated: bool,
+    /// The size that the experts' input is projected to, and their sum back from, if it is another
+    /// than the hidden one.
+    pub latent_size: Option<usize>,
 }
 
 impl MoeConfig {
@@ -85,6 +90,8 @@ impl MoeConfig {
             gate: Gate::Silu,
             biases: false,
             factors: false,
+            gated: true,
+            latent_size: None,
         })
     }
 
@@ -184,6 +191,8 @@ pub struct SparseMoe {
     factors: Option<QuantizedTensor>,
     params: RouterParams,
     experts: Experts,
+    /// The projections to the experts' input and back, if there are some.
+    latent: Option<Box<[Linear; 2]>>,
 }
 
 /// The projection that weighs the experts.
@@ -216,6 +225,8 @@ enum GateUp {
     /// One `[E, 2I, H]`, as checkpoints have it: gate rows, then up rows.
     Fused(Named<QuantizedTensor>),
     Separate(Named<QuantizedTensor>, Named<QuantizedTensor>),
+    /// Ups that are their own gates.
+    Up(Named<QuantizedTensor>),
 }
 
 impl SparseMoe {
@@ -224,12 +235,20 @@ impl SparseMoe {
     /// # Errors
     /// As [`Weights::matrix`].
     pub fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
-        let mut experts = Experts::load(weights, config, hidden_size)?;
+        let mut experts = Experts::load(weights, config, config.latent_size.unwrap_or(hidden_size))?;
+        let latent = match config.latent_size {
+            None => None,
+            Some(latent) => {
+                let down = weights.linear(LATENT_DOWN, latent, hidden_size)?;
+                Some([down, weights.linear(LATENT_UP, hidden_size, latent)?].into())
+            }
+        };
         let router = (ROUTER, config.num_experts);
         let alone = || weights.exactly().linear(router.0, router.1, hidden_size);
         let shared = |inner| {
             let fused = weights.has_module(FUSED_SHARED_EXPERT).then_some(FUSED_SHARED_EXPERT);
-            let config = MlpConfig { gate: config.gate, fused, ..MlpConfig::new(inner) };
+            let (gate, gated) = (config.gate, config.gated);
+            let config = MlpConfig { gate, gated, fused, ..MlpConfig::new(inner) };
             Mlp::load(weights, SHARED_EXPERT, hidden_size, config)
         };
         let router = match config.shared_expert_intermediate_size {
@@ -245,8 +264,9 @@ impl SparseMoe {
             }
         };
         let bias = config.selection_bias.then(|| weights.vector(SELECTION_BIAS, config.num_experts));
+        let (bias, params) = (bias.transpose()?, config.router);
         let factors = config.factors.then(|| factors(weights, config.num_experts)).transpose()?;
-        Ok(Self { router, selection_bias: bias.transpose()?, factors, params: config.router, experts })
+        Ok(Self { router, selection_bias: bias, factors, params, experts, latent })
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
@@ -264,11 +284,14 @@ impl SparseMoe {
             }
         }
         match &self.experts.gate_up {
-            GateUp::Both(weight) | GateUp::Fused(weight) => all.weights.push(weight.clone()),
+            GateUp::Both(weight) | GateUp::Fused(weight) | GateUp::Up(weight) => {
+                all.weights.push(weight.clone());
+            }
             GateUp::Separate(gate, up) => all.weights.extend([gate.clone(), up.clone()]),
         }
         all.weights.push(self.experts.down.clone());
         all.weights.extend(self.experts.biases.iter().flatten().cloned());
+        self.latent.iter().flat_map(|latent| latent.iter()).for_each(|linear| linear.list(all));
     }
 
     pub(crate) fn outline(&self, outline: &mut Outline) {
@@ -286,6 +309,8 @@ impl SparseMoe {
         outline.word("experts' gate", format!("{:?}", self.experts.gate));
         outline.word("experts' biases", self.experts.biases.is_some());
         outline.word("experts' factors", self.factors.is_some());
+        outline.word("experts are gated", !matches!(self.experts.gate_up, GateUp::Up(_)));
+        outline.word("latent projections", self.latent.is_some());
     }
 
     /// `[T, hidden_size]` to the same.
@@ -321,7 +346,13 @@ impl SparseMoe {
         let bias = self.selection_bias.as_ref().map(|bias| &bias.value);
         let (ids, expert_weights) = ops::router_top_k(&logits, bias, among, self.params)?;
         let expert_weights = self.with_factors(expert_weights, &ids)?;
-        let y = ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights)?;
+        let [input, output] = match self.latent.as_deref() {
+            Some([input, output]) => [Some(input), Some(output)],
+            None => [None, None],
+        };
+        let inner = input.map_or(Ok(x.clone()), |input| input.forward(x))?;
+        let y = ops::combine_experts(&self.experts.forward(&inner, &ids)?, &expert_weights)?;
+        let y = output.map_or(Ok(y.clone()), |output| output.forward(&y))?;
         match apart {
             None => Ok(y),
             Some((None, expert)) => ops::add(&y, &expert.forward(x)?),
@@ -347,7 +378,12 @@ impl Experts {
     fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
         let (experts, inner) = (config.num_experts, config.moe_intermediate_size);
         let stack = |name: Name<'_>, n, k| weights.experts(name, [experts, n, k]);
-        let gate_up = if weights.has_module(FUSED_GATE_UP) {
+        let gate_up = if !config.gated {
+            GateUp::Up(match weights.has_module(STACKED_UP) {
+                true => weights.matrix(STACKED_UP, &[experts, inner, hidden_size])?,
+                false => stack(EXPERTS_UP, inner, hidden_size)?,
+            })
+        } else if weights.has_module(FUSED_GATE_UP) {
             let both = weights.product(["2", "moe_intermediate_size"], [2, inner])?;
             let shape = [experts, both, hidden_size];
             GateUp::Fused(weights.matrix(FUSED_GATE_UP, &shape)?)
@@ -424,6 +460,10 @@ impl Experts {
                 shapes::split_columns(&product(fused)?, [inner, inner])?
             }
             GateUp::Separate(gate, up) => [product(gate)?, product(up)?],
+            GateUp::Up(up) => {
+                let up = product(up)?;
+                [up.clone(), up]
+            }
         };
         let Some([of_gate, of_up, of_down]) = &self.biases else {
             return ops::gather_qmm(Input::Glu { x: &up, gate: &gate, by: self.gate }, &self.down, ids);

@@ -68,6 +68,10 @@ pub struct LayerNorms {
 }
 
 impl LayerNorms {
+    /// No norms.
+    pub const NONE: Self =
+        Self { mixer: None, after_mixer: None, feedforward: None, after_feedforward: None };
+
     /// Norms before the mixer and before the feed-forward part alone.
     pub const fn before(mixer: Name<'static>, feedforward: Name<'static>) -> Self {
         Self {
@@ -98,6 +102,8 @@ pub enum MixerSpec {
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
     Mamba2(Mamba2Config),
+    /// No mixer: the layer is a feed-forward part alone.
+    None,
 }
 
 /// The part of a layer that works on each token alone.
@@ -108,9 +114,11 @@ pub enum FeedforwardSpec {
     Sparse(MoeConfig),
     /// Both, beside each other: see [`ParallelMoe`](super::ParallelMoe).
     Parallel(MlpConfig, MoeConfig),
+    /// No such part: the layer is a mixer alone.
+    None,
 }
 
-/// A gated MLP: SwiGLU where the gate is silu.
+/// An MLP: SwiGLU where it is gated and the gate is silu.
 #[derive(Clone, Copy, Debug)]
 pub struct MlpConfig {
     /// Rows of gate, and of up.
@@ -119,11 +127,13 @@ pub struct MlpConfig {
     pub fused: Option<Name<'static>>,
     /// The gate's function.
     pub gate: Gate,
+    /// False if up is its own gate, without a projection of its own.
+    pub gated: bool,
 }
 
 impl MlpConfig {
     /// SwiGLU, gate and up apart, as most checkpoints have it.
     pub const fn new(intermediate_size: usize) -> Self {
-        Self { intermediate_size, fused: None, gate: Gate::Silu }
+        Self { intermediate_size, fused: None, gate: Gate::Silu, gated: true }
     }
 }

@@ -4,7 +4,7 @@ use super::Source as Gguf;
 use crate::QuantizeError;
 use crate::heads::{Heads, Order, UNFIT, Unfit};
 use crate::latents::Latents;
-use crate::mlx::split_gate_up;
+use crate::mlx::{split_gate_up, stored};
 use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
 use lowbit_files::{Layout, TensorView};
@@ -140,11 +140,15 @@ impl Names<'_> {
 
     /// The full name of what is called `name` in a layer or outside of them.
     fn prefixed(&self, layer: Option<usize>, name: &str) -> String {
-        let prefix = self.gguf.computed.architecture.mlx_prefix;
+        let architecture = self.gguf.computed.architecture;
+        let prefix = architecture.mlx_prefix;
+        if architecture.conversion.text_prefix.is_some() {
+            return stored(&self.canonical(layer, name), architecture);
+        }
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
         match layer {
             Some(layer) => {
-                let name = self.gguf.computed.architecture.stored_name(name, Layout::Mlx);
+                let name = architecture.stored_name(name, Layout::Mlx);
                 format!("{prefix}model.layers.{layer}.{name}")
             }
             None if [EMBED_TOKENS, NORM, EMBEDDING_NORM]
@@ -155,6 +159,15 @@ impl Names<'_> {
                 format!("{prefix}model.{name}")
             }
             None => format!("{prefix}{name}"),
+        }
+    }
+
+    /// The name that conversions have for it.
+    fn canonical(&self, layer: Option<usize>, name: &str) -> String {
+        match layer {
+            Some(layer) => format!("model.layers.{layer}.{name}"),
+            None if name.starts_with("lm_head") => name.into(),
+            None => format!("model.{name}"),
         }
     }
 
@@ -181,8 +194,8 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// The rows of the gate `view` of a layer's MLP, and those of `up` in the same layer after them,
-    /// as `name`.
+    /// The rows of the gate `view` of a layer's MLP, and those of `up` in the same layer after
+    /// them, as `name`.
     fn joined(&self, view: &TensorView, up: Name<'_>, name: String) -> Result<Tensor, QuantizeError> {
         let [gate_part, up_part] = [SHARED_EXPERT[0].1, up.1];
         let other = view.name.replace(gate_part, up_part);

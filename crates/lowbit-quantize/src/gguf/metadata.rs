@@ -15,7 +15,7 @@ use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
 use lowbit_models::layers::{
-    AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, MixerSpec, sections_cover,
+    AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Keys, MixerSpec, sections_cover,
 };
 use lowbit_models::names::{A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
@@ -43,12 +43,6 @@ const DELTA_NET: &[(&str, &str)] = &[
     ("linear_key_head_dim", "ssm.state_size"),
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
-];
-const MAMBA: &[(&str, &str)] = &[
-    ("mamba_d_conv", "ssm.conv_kernel"),
-    ("mamba_d_state", "ssm.state_size"),
-    ("mamba_n_groups", "ssm.group_count"),
-    ("mamba_n_heads", "ssm.time_step_rank"),
 ];
 /// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these
 /// architectures, so that readers refuse all values but its own.
@@ -101,9 +95,12 @@ pub(super) fn metadata(
     }
     builder.multipliers()?;
     builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
+    let by_layer = config.computes("hybrid_override_pattern");
     let has_experts = computed.experts().is_some() || !computed.computes("enable_moe_block");
     if has_experts {
-        builder.sizes(&[(computed.experts_key(), "expert_count")])?;
+        if !by_layer || architecture.gguf_name(ROUTER.0).is_some() {
+            builder.sizes(&[(computed.experts_key(), "expert_count")])?;
+        }
         let [usual, other] = EXPERTS_PER_TOKEN;
         builder.sizes(&[if computed.computes(other.0) { other } else { usual }])?;
     }
@@ -122,8 +119,8 @@ pub(super) fn metadata(
     if architecture.gguf_name(SELECTION_BIAS.0).is_some() || computed.latents().is_some() {
         builder.routers()?;
     }
-    if architecture.gguf_name(MAMBA_IN.0).is_some() {
-        builder.mamba()?;
+    if let Some(keys) = architecture.conversion.mamba {
+        builder.mamba(&keys)?;
     }
     if architecture.gguf_name(A_LOG.0).is_some() {
         builder.delta_net(tensors.len(), predictors)?;
@@ -246,6 +243,9 @@ impl Builder<'_> {
 
     /// The rows of the MLP: of each layer, where they differ in Gemma 4.
     fn mlp(&mut self) -> Result<(), QuantizeError> {
+        if self.config.computes("hybrid_override_pattern") {
+            return self.feedforward_lengths();
+        }
         let (computed, (json, gguf)) = (self.computed, MLP[0]);
         let rows = computed.mlp_rows();
         let differ = computed.has_two_sizes() && rows.iter().any(|other| *other != rows[0]);
@@ -455,18 +455,31 @@ impl Builder<'_> {
     }
 
     /// Mamba-2's sizes, and whether attention rotates beside it.
-    fn mamba(&mut self) -> Result<(), QuantizeError> {
-        self.sizes(MAMBA)?;
+    fn mamba(&mut self, keys: &Mamba2Keys) -> Result<(), QuantizeError> {
+        self.sizes(&[
+            (keys.conv_kernel, "ssm.conv_kernel"),
+            (keys.state_size, "ssm.state_size"),
+            (keys.n_groups, "ssm.group_count"),
+            (keys.num_heads, "ssm.time_step_rank"),
+        ])?;
         let inner = match self.computed.mamba() {
             Some(mamba) => mamba.inner_size(),
             // Of no layer, but readers want it.
-            None => self.config.size("mamba_n_heads", "")?,
+            None => self.config.size(keys.num_heads, "")?,
         };
-        self.put_own("ssm.inner_size", u32_value(self.config, "mamba_d_head", inner)?)?;
+        self.put_own("ssm.inner_size", u32_value(self.config, keys.head_dim, inner)?)?;
         let shared = self.computed.experts().map(|moe| moe.shared_expert_intermediate_size);
         if let Some(size) = shared {
-            let (key, gguf) = ("shared_intermediate_size", "expert_shared_feed_forward_length");
-            self.put_own(gguf, u32_value(self.config, key, size)?)?;
+            let gguf = "expert_shared_feed_forward_length";
+            self.put_own(gguf, u32_value(self.config, "the shared expert's size", size)?)?;
+        }
+        if let Some(latent) = self.computed.experts().and_then(|moe| moe.latent_size) {
+            self.put_own("moe_latent_size", u32_value(self.config, "moe_latent_size", latent)?)?;
+        }
+        if self.config.computes("layer_norm_epsilon") {
+            // llama.cpp wants both.
+            let eps = Value::F32(self.computed.decoder().rms_norm_eps);
+            return self.put_own("attention.layer_norm_epsilon", eps);
         }
         let rotates = self.computed.attention().any(AttentionConfig::rotates);
         self.put_own("rope.scaling.finetuned", Value::Bool(rotates))
@@ -478,6 +491,18 @@ impl Builder<'_> {
         let listed = sizes.iter().map(narrow).collect::<Result<_, _>>();
         let refuse = |_| self.config.refuse(json, &format!("{sizes:?}"), "GGUF has 32 bits for each");
         Ok(Value::Array(Array::I32(listed.map_err(refuse)?)))
+    }
+
+    /// Rows of an MLP, or of an expert, in the layers that have one.
+    fn feedforward_lengths(&mut self) -> Result<(), QuantizeError> {
+        let rows = |layer: &LayerSpec| match &layer.feedforward {
+            FeedforwardSpec::Dense(mlp) | FeedforwardSpec::Parallel(mlp, _) => mlp.intermediate_size,
+            FeedforwardSpec::Sparse(moe) => moe.moe_intermediate_size,
+            FeedforwardSpec::None => 0,
+        };
+        let rows: Vec<usize> = self.computed.outline.spec().layers.iter().map(rows).collect();
+        let listed = self.listed(MLP[0].0, &rows)?;
+        self.put_own(MLP[0].1, listed)
     }
 
     /// Key heads: of each layer, where layers without attention have none.

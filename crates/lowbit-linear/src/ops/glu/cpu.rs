@@ -89,6 +89,24 @@ impl Formula for Sigmoid {
     }
 }
 
+pub(in crate::ops) struct Relu;
+
+impl Formula for Relu {
+    #[inline(always)]
+    fn factor<S: Simd>(simd: S, gate: S::V) -> S::V {
+        // The second is the result for NaN.
+        simd.max(simd.splat(0.0), gate)
+    }
+
+    #[inline(always)]
+    fn factor_slope<S: Simd>(simd: S, v: S::V, gate: S::V) -> S::V {
+        let zero = simd.splat(0.0);
+        // NaN for NaN, and 0 for all other gates that are not above 0.
+        let below = simd.mul(simd.min(zero, Self::factor(simd, gate)), v);
+        simd.select_lt(zero, gate, v, below)
+    }
+}
+
 pub(in crate::ops) struct SwigluOai;
 
 impl Formula for SwigluOai {

@@ -16,6 +16,9 @@ pub enum Gate {
     /// `(clamp(x, -7, 7) + 1) * h * sigmoid(1.702 h)`, with `h = min(g, 7)`. Source: transformers
     /// 5.24 `gpt_oss`; ggml's `swiglu_oai`.
     SwigluOai,
+    /// `x * max(g, 0)`: ReGLU; by x itself the square of `max(x, 0)`, `relu2` in `config.json`.
+    /// Source: Shazeer, "GLU Variants Improve Transformer" (2020); transformers 5.24 `nemotron_h`.
+    Relu,
 }
 
 /// `$body` with `$G`, the type that has the formulas of a gate on a CPU
@@ -39,6 +42,10 @@ macro_rules! with_gate {
                 type $G = $crate::ops::glu::cpu::SwigluOai;
                 $body
             }
+            $crate::ops::glu::Gate::Relu => {
+                type $G = $crate::ops::glu::cpu::Relu;
+                $body
+            }
         }
     };
 }
@@ -56,13 +63,17 @@ pub(crate) struct Reference {
 
 impl Gate {
     /// All gates.
-    pub const ALL: [Self; 4] = [Self::Silu, Self::GeluTanh, Self::Sigmoid, Self::SwigluOai];
+    pub const ALL: [Self; 5] = [Self::Silu, Self::GeluTanh, Self::Sigmoid, Self::SwigluOai, Self::Relu];
 
     /// Roundings to a result on a CPU and a GPU in f32: `|error| <= gamma_ROUNDINGS * magnitude`. A
     /// sigmoid is within 2.5 ulp, 5 roundings; a factor of g, a sum with 1, and the product are one
     /// each. Those of a sigmoid's argument, 5 at most, stand in the magnitude.
     pub(crate) fn roundings(self) -> usize {
-        if self == Self::Sigmoid { 6 } else { 8 }
+        match self {
+            Self::Relu => 1,
+            Self::Sigmoid => 6,
+            _ => 8,
+        }
     }
 
     /// The same to a gradient by the gate: two sigmoids, what joins their terms (8 roundings at
@@ -70,6 +81,7 @@ impl Gate {
     #[cfg(test)]
     pub(crate) fn gradient_roundings(self) -> usize {
         match self {
+            Self::Relu => 2,
             Self::Sigmoid => 13,
             Self::Silu => 16,
             Self::GeluTanh | Self::SwigluOai => 20,
@@ -101,6 +113,10 @@ impl Gate {
                 let s = sigmoid(gate);
                 let slope = s * sigmoid(-gate);
                 Reference { factor: (s, s), slope: (slope, slope) }
+            }
+            Self::Relu => {
+                let slope = if gate > 0.0 { 1.0 } else { 0.0 };
+                Reference { factor: (gate.max(0.0), gate.max(0.0)), slope: (slope, slope) }
             }
             Self::SwigluOai => {
                 let g = gate.min(OAI_LIMIT.into());

@@ -42,6 +42,7 @@ pub(in crate::ops) fn factor<S: Sigmoid>(gate: f32, #[comptime] by: Gate) -> f32
         Gate::Silu => gate * S::sigmoid(gate),
         Gate::GeluTanh => gate * S::sigmoid(gelu_argument(gate)),
         Gate::Sigmoid => S::sigmoid(gate),
+        Gate::Relu => unless_nan(gate, select(gate > 0.0f32, gate, 0.0f32.runtime())),
         Gate::SwigluOai => {
             let gate = at_most(gate, OAI_LIMIT);
             gate * S::sigmoid(gate * comptime!(OAI_ALPHA).runtime())
@@ -62,6 +63,7 @@ pub(in crate::ops) fn factor_slope(v: f32, gate: f32, #[comptime] by: Gate) -> f
             v * (sigmoid(argument) * fma(gate * sigmoid(-argument), steep, 1.0f32))
         }
         Gate::Sigmoid => v * sigmoid(gate) * sigmoid(-gate),
+        Gate::Relu => unless_nan(gate, select(gate > 0.0f32, v, 0.0f32.runtime())),
         Gate::SwigluOai => {
             let slope = silu_slope(gate * comptime!(OAI_ALPHA).runtime());
             let cut = gate > comptime!(OAI_LIMIT).runtime();
@@ -123,7 +125,7 @@ macro_rules! combine {
         }
     )*};
 }
-combine!(Silu GeluTanh Sigmoid SwigluOai);
+combine!(Silu GeluTanh Sigmoid SwigluOai Relu);
 
 #[cfg(test)]
 inventory::submit!(crate::testing::kernels::Kernels(kernels));

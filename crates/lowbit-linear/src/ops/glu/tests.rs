@@ -45,7 +45,8 @@ fn formulas_are_the_peers() {
     };
     for i in -400..=400 {
         let (x, g) = (f64::from(i * 7 % 391) / 32.0, f64::from(i) / 32.0);
-        for (by, want) in [(Gate::GeluTanh, x * gelu(g)), (Gate::SwigluOai, oai(x, g))] {
+        let relu = x * g.max(0.0);
+        for (by, want) in [(Gate::GeluTanh, x * gelu(g)), (Gate::SwigluOai, oai(x, g)), (Gate::Relu, relu)] {
             let got = by.value(x).0 * by.reference(g).factor.0;
             assert!(
                 (got - want).abs() <= 1e-14 * (1.0 + x.abs()) * (1.0 + g.abs()),

@@ -309,7 +309,8 @@ mod tests {
             };
             assert_eq!((name(of(16)), name(of(33))), (few, many), "sm_{capability}");
             // A weight of few rows, and of fewer.
-            for (m, n, streams) in [(64, 4096, true), (128, 4096, false), (128, 2048, true), (256, 1024, true)]
+            for (m, n, streams) in
+                [(64, 4096, true), (128, 4096, false), (128, 2048, true), (256, 1024, true)]
             {
                 let narrow = name(Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, n, 14336]));
                 assert_eq!(

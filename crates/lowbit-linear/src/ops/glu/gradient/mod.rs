@@ -30,6 +30,7 @@ pub struct GluGradient {
 /// GeluTanh   f'(g) = s (1 + g (1 - s) a'(g))        s = sigmoid(a(g)), a(g) = sqrt(8 / pi) (g + 0.044715 g^3)
 /// Sigmoid    f'(g) = s (1 - s)                      s = sigmoid(g)
 /// SwigluOai  f'(g) = s (1 + 1.702 g (1 - s))        s = sigmoid(1.702 g); 0 beyond the limits, as v'(x)
+/// Relu       f'(g) = 1 for g > 0, otherwise 0
 /// ```
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -106,6 +106,7 @@ fn gates_far_from_zero_on(device: &Device) {
         (Gate::GeluTanh, [0.0, 0.0, 1.0, 1.0]),
         (Gate::Sigmoid, [0.0; 4]),
         (Gate::SwigluOai, [0.0; 4]),
+        (Gate::Relu, [0.0, 0.0, 1.0, 1.0]),
     ] {
         assert_eq!(values(&glu_backward(&one, &gate, by, &one).unwrap().dgate), want, "{by:?}");
         let nan = Tensor::new(&[f32::NAN; 4], &[4], device).unwrap();
