@@ -85,7 +85,7 @@ impl<'a> Computed<'a> {
     pub fn mlp_rows(&self) -> Vec<usize> {
         let rows = |layer: &LayerSpec| match layer.feedforward {
             FeedforwardSpec::Dense(mlp) | FeedforwardSpec::Parallel(mlp, _) => Some(mlp.intermediate_size),
-            FeedforwardSpec::Sparse(_) => None,
+            FeedforwardSpec::Sparse(_) | FeedforwardSpec::None => None,
         };
         self.outline.spec().layers.iter().filter_map(rows).collect()
     }
