@@ -122,17 +122,12 @@ pub fn rope_params_of(
 /// # Errors
 /// As [`rope_params`].
 pub(crate) fn latent_scale(config: &Config<'_>, rope: &RopeParams, width: usize) -> Result<f32, ModelError> {
-    let mscale = |factor: f64, all: f64| if factor > 1.0 { 0.1 * all * factor.ln() + 1.0 } else { 1.0 };
-    let mscale = match (config.is_gguf(), &rope.scaling) {
-        (true, RopeScaling::Yarn(yarn)) => {
-            let own = Rope::new(rope)?.attention_factor();
-            f64::from(own) * mscale(yarn.factor, yarn.mscale_all_dim.unwrap_or(0.0))
-        }
-        (true, _) => 1.0,
-        (false, _) => match section(config)? {
+    let mscale = match config.is_gguf() {
+        true => gguf_mscale(config, rope)?,
+        false => match section(config)? {
             Some(section) if kind(config, Some(&section))? != "default" => {
                 match section.optional_float("mscale_all_dim", "")?.filter(|&all| all != 0.0) {
-                    Some(all) => mscale(section.float("factor", "")?, all),
+                    Some(all) => 1.0 + 0.1 * all * section.float("factor", "")?.max(1.0).ln(),
                     None => 1.0,
                 }
             }
@@ -140,6 +135,28 @@ pub(crate) fn latent_scale(config: &Config<'_>, rope: &RopeParams, width: usize)
         },
     };
     Ok((mscale * mscale / (width as f64).sqrt()) as f32)
+}
+
+/// The same factor's root but for the width, as llama.cpp has it: it takes any scaling for YaRN's.
+fn gguf_mscale(config: &Config<'_>, rope: &RopeParams) -> Result<f64, ModelError> {
+    let (factor, own) = match &rope.scaling {
+        RopeScaling::Yarn(yarn) => (yarn.factor, f64::from(Rope::new(rope)?.attention_factor())),
+        RopeScaling::Linear { factor } => {
+            let factor = f64::from(*factor);
+            (factor, 1.0 + 0.1 * factor.ln())
+        }
+        _ => return Ok(1.0),
+    };
+    let all = config.optional_float("", LOG_MULTIPLIER)?.map_or(0.0, whole_multiplier);
+    Ok(own * (1.0 + 0.1 * all * factor.ln()))
+}
+
+/// GGUF's key of YaRN's `mscale_all_dim`.
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
+/// `mscale_all_dim` of a model with latent attention: the converter writes a tenth of it.
+fn whole_multiplier(tenth: f64) -> f64 {
+    f64::from(tenth as f32 / 0.1)
 }
 
 fn from_json(
@@ -463,12 +480,12 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     }
     let mut attention_factor = (attn_factor != 1.0).then_some(attn_factor * own);
     let mut yarn = Yarn::new(factor, original);
-    let key = "rope.scaling.yarn_log_multiplier";
+    let key = LOG_MULTIPLIER;
     if config.found().is_some_and(|architecture| architecture.conversion.latents.is_some()) {
         // The converter of these models writes a tenth of it, and llama.cpp takes it for mscale,
         // too.
         if let Some(tenth) = config.optional_float("", key)?.filter(|&tenth| tenth != 0.0) {
-            yarn.mscale_all_dim = Some(f64::from(tenth as f32 / 0.1));
+            yarn.mscale_all_dim = Some(whole_multiplier(tenth));
             attention_factor = Some(attn_factor);
         }
         return Ok(Yarn { attention_factor, ..yarn });
