@@ -73,7 +73,6 @@ fn latent_attention() {
         assert_eq!(shape("unembed_out"), Some(vec![heads, values, rank]));
         assert_eq!(shape("kv_b_proj"), None);
     }
-    // Without compressed queries, experts in all layers but the first.
     every_layout_computes_the_same("deepseek_v3", |config| {
         config["n_group"] = 1.into();
         config["topk_group"] = 1.into();
@@ -86,6 +85,11 @@ fn latent_attention() {
     let (folder, source) = changed("deepseek_v3", |config| config["rope_scaling"]["mscale"] = 0.5.into());
     let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
     assert!(error.contains("factor"), "{error}");
+    let linear = json!({"type": "linear", "factor": 2.0});
+    let (folder, source) = changed("deepseek_v3", |config| config["rope_scaling"] = linear);
+    to(&source, &folder.path().join("made"), &plain()).unwrap();
+    let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("attention scale"), "{error}");
     // Neighbours make pairs there.
     let (folder, source) = changed("deepseek_v3", |config| config["rope_interleave"] = false.into());
     let error = to(&source, &folder.path().join("made"), &plain()).unwrap_err();

@@ -1,3 +1,5 @@
+mod gemma4;
+
 use crate::arch::{WindowKeys, Windows};
 use crate::{Config, ModelError, Weights};
 use lowbit_files::shown;
@@ -74,7 +76,7 @@ pub fn rope_params_of(
                     _ => config.optional_float("", "rope.freq_base"),
                 };
                 if windows.is_some_and(|windows| windows.keys == WindowKeys::Sizes) {
-                    return local_of_gguf(config, plain(config.float("", "rope.freq_base_swa")?));
+                    return gemma4::local_of_gguf(config, plain(config.float("", "rope.freq_base_swa")?));
                 }
                 let own = config.optional_float("", "rope.freq_base_swa")?;
                 let theta = own.map_or_else(of_others, |theta| Ok(Some(theta)))?;
@@ -87,7 +89,7 @@ pub fn rope_params_of(
         .and_then(|found| found.conversion.windows)
         .is_some_and(|it| it.keys == WindowKeys::Sizes)
     {
-        return of_a_kind(config, kind, plain(DEFAULT_THETA));
+        return gemma4::of_a_kind(config, kind, plain(DEFAULT_THETA));
     }
     let beside = match kind {
         RopeKind::Full => "rope_theta",
@@ -132,17 +134,12 @@ pub fn rope_params_of(
 /// # Errors
 /// As [`rope_params`].
 pub(crate) fn latent_scale(config: &Config<'_>, rope: &RopeParams, width: usize) -> Result<f32, ModelError> {
-    let mscale = |factor: f64, all: f64| if factor > 1.0 { 0.1 * all * factor.ln() + 1.0 } else { 1.0 };
-    let mscale = match (config.is_gguf(), &rope.scaling) {
-        (true, RopeScaling::Yarn(yarn)) => {
-            let own = Rope::new(rope)?.attention_factor();
-            f64::from(own) * mscale(yarn.factor, yarn.mscale_all_dim.unwrap_or(0.0))
-        }
-        (true, _) => 1.0,
-        (false, _) => match section(config)? {
+    let mscale = match config.is_gguf() {
+        true => gguf_mscale(config, rope)?,
+        false => match section(config)? {
             Some(section) if kind(config, Some(&section))? != "default" => {
                 match section.optional_float("mscale_all_dim", "")?.filter(|&all| all != 0.0) {
-                    Some(all) => mscale(section.float("factor", "")?, all),
+                    Some(all) => 1.0 + 0.1 * all * section.float("factor", "")?.max(1.0).ln(),
                     None => 1.0,
                 }
             }
@@ -152,63 +149,26 @@ pub(crate) fn latent_scale(config: &Config<'_>, rope: &RopeParams, width: usize)
     Ok((mscale * mscale / (width as f64).sqrt()) as f32)
 }
 
-/// Gemma 4's: proportional in layers without a window, and plain in the others. `plain` is that of
-/// whole heads. A proportional one rotates the first pairs of a head alone, as fast as if it
-/// rotated all.
-///
-/// Source: transformers 5.24 `_compute_proportional_rope_parameters`; mlx-lm 0.32
-/// `ProportionalRoPE`.
-fn of_a_kind(config: &Config<'_>, of: RopeKind, plain: RopeParams) -> Result<RopeParams, ModelError> {
-    const DEFAULT: (f64, f64) = (1e6, 0.25);
-    let head_dim = plain.rotary_dim;
-    let proportional = |theta, fraction: f64, factor: f64| {
-        let pairs = (head_dim as f64 * fraction / 2.0) as usize;
-        let divisors = (0..head_dim / 2).map(|pair| if pair < pairs { factor as f32 } else { f32::INFINITY });
-        RopeParams { theta, freq_factors: Some(divisors.collect()), ..plain.clone() }
-    };
-    let Some(both) = config.section("rope_parameters")? else {
-        return Ok(match of {
-            RopeKind::Full => proportional(DEFAULT.0, DEFAULT.1, 1.0),
-            RopeKind::Sliding => plain,
-        });
-    };
-    let section = both.section(of.name())?.ok_or_else(|| both.missing(of.name()))?;
-    let theta = section.float("rope_theta", "")?;
-    let known = if of == RopeKind::Full { &["proportional", "default"][..] } else { &["default"] };
-    match kind(config, Some(&section))?.as_str() {
-        "default" => Ok(RopeParams { theta, ..plain }),
-        "proportional" if of == RopeKind::Full => {
-            let key = "partial_rotary_factor";
-            let fraction = section.optional_float(key, "")?.unwrap_or(1.0);
-            let factor = section.optional_float("factor", "")?.unwrap_or(1.0);
-            let rotated = (head_dim as f64 * fraction) as usize;
-            if !(0.0..=1.0).contains(&fraction) || !rotated.is_multiple_of(2) {
-                let want = format!("an even number of the {head_dim} elements of a head is rotated");
-                return Err(section.refuse(key, &fraction.to_string(), &want));
-            }
-            if factor <= 0.0 {
-                return Err(section.refuse("factor", &factor.to_string(), "a number above 0 is wanted"));
-            }
-            Ok(proportional(theta, fraction, factor))
+/// The same factor's root but for the width, as llama.cpp has it: it takes any scaling for YaRN's.
+fn gguf_mscale(config: &Config<'_>, rope: &RopeParams) -> Result<f64, ModelError> {
+    let (factor, own) = match &rope.scaling {
+        RopeScaling::Yarn(yarn) => (yarn.factor, f64::from(Rope::new(rope)?.attention_factor())),
+        RopeScaling::Linear { factor } => {
+            let factor = f64::from(*factor);
+            (factor, 1.0 + 0.1 * factor.ln())
         }
-        other => {
-            let want = format!("only {} is supported for {}", known.join(" or "), of.name());
-            Err(section.refuse("rope_type", other, &want))
-        }
-    }
+        _ => return Ok(1.0),
+    };
+    let all = config.optional_float("", LOG_MULTIPLIER)?.map_or(0.0, whole_multiplier);
+    Ok(own * (1.0 + 0.1 * all * factor.ln()))
 }
 
-/// The plain embedding of layers with a window, whose base the file says.
-fn local_of_gguf(config: &Config<'_>, plain: RopeParams) -> Result<RopeParams, ModelError> {
-    let key = "rope.dimension_count_swa";
-    let rotated = config.optional_size("", key)?.filter(|&rotated| rotated != plain.rotary_dim);
-    match rotated {
-        None => Ok(plain),
-        Some(rotated) => {
-            let want = format!("whole heads, of {}, are rotated", plain.rotary_dim);
-            Err(config.refuse(key, &rotated.to_string(), &want))
-        }
-    }
+/// GGUF's key of YaRN's `mscale_all_dim`.
+const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
+/// `mscale_all_dim` of a model with latent attention: the converter writes a tenth of it.
+fn whole_multiplier(tenth: f64) -> f64 {
+    f64::from(tenth as f32 / 0.1)
 }
 
 fn from_json(
@@ -537,12 +497,12 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     }
     let mut attention_factor = (attn_factor != 1.0).then_some(attn_factor * own);
     let mut yarn = Yarn::new(factor, original);
-    let key = "rope.scaling.yarn_log_multiplier";
+    let key = LOG_MULTIPLIER;
     if config.found().is_some_and(|architecture| architecture.conversion.latents.is_some()) {
         // The converter of these models writes a tenth of it, and llama.cpp takes it for mscale,
         // too.
         if let Some(tenth) = config.optional_float("", key)?.filter(|&tenth| tenth != 0.0) {
-            yarn.mscale_all_dim = Some(f64::from(tenth as f32 / 0.1));
+            yarn.mscale_all_dim = Some(whole_multiplier(tenth));
             attention_factor = Some(attn_factor);
         }
         return Ok(Yarn { attention_factor, ..yarn });

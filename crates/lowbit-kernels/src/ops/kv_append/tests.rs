@@ -67,6 +67,35 @@ fn refusals_leave_the_cache_alone() {
 }
 
 #[test]
+fn rows_go_to_pages() {
+    for device in devices() {
+        let ids = |ids: &[u32], shape: &[usize]| Tensor::new(ids, shape, &device).unwrap();
+        let table = ids(&[2, 0, 1, 9], &[2, 2]);
+        let mut pages = Tensor::zeros(&[3, 2, 64, 1], DType::F32, &device);
+        let x = Tensor::new(&[1f32, 2.0, 3.0, 4.0], &[2, 2, 1], &device).unwrap();
+        // A token of each sequence.
+        kv_append_paged(&mut pages, &table, &x, &ids(&[70, 5], &[2])).unwrap();
+        let mut want = vec![0.0; 3 * 2 * 64];
+        for (page, place, [first, second]) in [(0, 6, [1.0, 2.0]), (1, 5, [3.0, 4.0])] {
+            want[page * 128 + place] = first;
+            want[page * 128 + 64 + place] = second;
+        }
+        assert_eq!(pages.as_slice::<f32>().unwrap(), want);
+        let mut refused = |x: &Tensor, at: &[u32]| {
+            kv_append_paged(&mut pages, &table, x, &ids(at, &[at.len()])).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(&x, &[0, 64]),
+            "kv_append_paged: table[3] is 9, but there are 3 rows to choose from"
+        );
+        assert!(refused(&x, &[128, 0]).contains("positions[0] is 128"));
+        assert!(refused(&x, &[0]).contains("each of the 2 sequences"));
+        assert!(refused(&x.reshape(&[4, 1, 1]).unwrap(), &[0, 0]).contains("the pool [3, 2, 64, 1] wants"));
+        assert_eq!(pages.as_slice::<f32>().unwrap(), want);
+    }
+}
+
+#[test]
 fn what_a_cache_cannot_hold_is_refused() {
     for device in devices() {
         let [greatest, beyond] = [0x7f7f_0000, 0x7f7f_8000].map(f32::from_bits);

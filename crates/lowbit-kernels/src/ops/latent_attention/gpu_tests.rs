@@ -12,11 +12,9 @@ fn every_type_of_a_step_and_of_a_prompt() {
     Case { rank: 1, ..CASE }.check(&[70, 5], [FLOATS[0]; 2], &gpu());
 }
 
+/// In one type: these kernels are large, and software takes long to compile them.
 #[test]
 fn published_widths() {
-    for dtype in FLOATS {
-        PUBLISHED.check(&[69], [dtype; 2], &gpu());
-        PUBLISHED.check(&(30..60).collect::<Vec<_>>(), [dtype; 2], &gpu());
-        PUBLISHED.check_paged(&[64], [dtype; 2], &gpu());
-    }
+    PUBLISHED.check(&[69], [FLOATS[1]; 2], &gpu());
+    PUBLISHED.check_paged(&[64], [FLOATS[1]; 2], &gpu());
 }

@@ -1,4 +1,4 @@
-use super::tests::{check_on, check_sigmoids, check_sums_of_nothing};
+use super::tests::{check_groups_of_softmax, check_on, check_sigmoids, check_sums_of_nothing};
 use super::*;
 use crate::ops::testing::{fetched, gpu, values};
 use numcheck::Random;
@@ -20,6 +20,11 @@ fn agrees_with_the_reference() {
 fn sigmoids_agree_with_the_reference() {
     check_sigmoids(&[gpu()]);
     check_sums_of_nothing(&[gpu()]);
+}
+
+#[test]
+fn groups_of_softmax_agree_with_the_reference() {
+    check_groups_of_softmax(&[gpu()]);
 }
 
 #[test]
