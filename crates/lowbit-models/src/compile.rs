@@ -118,10 +118,10 @@ fn dry_prompts(
     options: [&GenerationOptions; 2],
 ) -> Result<(), ModelError> {
     /// Tokens of each; prompts as short as these are also run together.
-    const SHORT: [usize; 7] = [12, 24, 48, 64, 128, 192, 384];
+    const SHORT: [usize; 11] = [3, 5, 14, 16, 24, 28, 48, 64, 128, 192, 384];
     const LONG: [usize; 4] = [768, 1152, 2048, LONGEST];
     /// Ends of prompts behind a cached start: attention has kernels of its own for few rows.
-    const ENDS: [usize; 6] = [2, 6, 10, 14, 20, 40];
+    const ENDS: [usize; 14] = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 28, 40, 56];
     let limit = model.config().max_position_embeddings;
     for tokens in SHORT.into_iter().chain(LONG).map(|tokens| tokens.min(limit)) {
         let Some(mut cache) = pool.cache()? else { continue };
