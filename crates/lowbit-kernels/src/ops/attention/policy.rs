@@ -197,7 +197,8 @@ const STEP_UP_TO: usize = 16;
 /// As [`stream_config`], for the kernel for steps, of a type that tensor cores take.
 fn step_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(StepConfig, usize)> {
     let [rows, heads, capacity, width, value_width] = sizes;
-    let blocks = if rows <= 8 { 1 } else { 2 };
+    // Registers hold one block of the widest heads.
+    let blocks = if rows <= 8 || width.max(value_width) > 256 { 1 } else { 2 };
     let config = StepConfig::new(dtype, [width, value_width], blocks, caps.shared_memory)?;
     let count = rows.div_ceil(config.rows());
     if count > CUBES {
@@ -468,7 +469,8 @@ mod tests {
             ((4, 4, 131_072, 192), 90, "tile", 33),
             ((8, 4, 131_072, 512), 90, "step of 2 planes with 2 tiles of 16", 33),
             ((8, 4, 131_072, 512), 89, "step of 2 planes with 1 tiles of 16", 33),
-            ((16, 4, 131_072, 512), 90, "another", 33),
+            ((16, 4, 131_072, 512), 90, "step of 2 planes with 2 tiles of 16", 16),
+            ((24, 4, 131_072, 512), 90, "another", 11),
             ((16384, 4, 131_072, 256), 90, "wgmma of 80", 1),
             ((2048, 4, 131_072, 256), 90, "wgmma of 80", 2),
             ((2048, 4, 1024, 256), 90, "wgmma of 80", 1),
