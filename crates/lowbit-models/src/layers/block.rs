@@ -118,7 +118,7 @@ impl Block {
     pub(crate) fn cache_of(&self) -> Option<usize> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.kv_of(),
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            _ => None,
         }
     }
 
