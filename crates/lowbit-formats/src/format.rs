@@ -110,8 +110,8 @@ impl Format {
         with_codec!(self, codec => of(codec))
     }
 
-    /// False for a format that is only read: IQ1, IQ2 and IQ3, whose codes llama.cpp chooses with an
-    /// importance matrix.
+    /// False for a format that is only read: IQ1, IQ2 and IQ3, whose codes llama.cpp chooses with
+    /// an importance matrix.
     pub fn encodes(self) -> bool {
         fn of<C: Codec>(_: C) -> bool {
             C::ENCODES
@@ -120,8 +120,9 @@ impl Format {
     }
 
     /// The inverse of [`Self::unpack`]: appends the block with these codes, one byte each, and
-    /// scales; `None` too where the format does not [encode](Self::encodes). Codes and integers out of the format's range are not checked: the block then holds
-    /// other values. It panics unless it is given exactly one block's codes.
+    /// scales; `None` too where the format does not [encode](Self::encodes). Codes and integers out
+    /// of the format's range are not checked: the block then holds other values. It panics unless
+    /// it is given exactly one block's codes.
     pub fn pack(self) -> Option<PackBlock> {
         fn of<C: Codec>(_: C) -> Option<PackBlock> {
             C::PACK

@@ -29,9 +29,9 @@ pub struct KvCache {
     values: Tensor,
 }
 
-/// A gated delta net's or a Mamba-2 layer's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the
-/// recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1. A
-/// short convolution has the first alone, and the second without values.
+/// A gated delta net's or a Mamba-2 layer's state: the convolution's last inputs, f32
+/// `[S, C, W - 1]`, and the recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is
+/// one sequence's, S is 1. A short convolution has the first alone, and the second without values.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DeltaCache {

@@ -285,8 +285,8 @@ impl<'a> Weights<'a> {
         Ok(self.named(name, weight))
     }
 
-    /// What `make` makes of a weight of `shape`, which it gets on the host: parts with names of
-    /// their own.
+    /// The tensors that `make` makes of a weight of `shape`, which it gets on the host: parts with
+    /// names of their own.
     ///
     /// # Errors
     /// As [`Self::matrix`].

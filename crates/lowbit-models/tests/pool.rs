@@ -17,8 +17,8 @@ use support::{load, root};
 const CONTEXT: usize = 320;
 
 /// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, norms in all places,
-/// latents, caches that layers share. On a GPU all of them, or on software that stands for one those
-/// with caches of a kind of their own.
+/// latents, caches that layers share. On a GPU all of them, or on software that stands for one
+/// those with caches of a kind of their own.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);

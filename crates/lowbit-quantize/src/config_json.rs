@@ -237,7 +237,7 @@ impl TextConfig<'_> {
             self.json.remove(other);
         }
         self.put(count, moe.num_experts);
-        // Where it has another name, that was put.
+        // If it has another name, that was put.
         if !computes("top_k_experts") {
             self.put("num_experts_per_tok", moe.router.top_k);
         }

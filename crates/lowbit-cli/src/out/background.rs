@@ -1,5 +1,5 @@
-//! Lines for a reader who may not read: a pipe that nobody empties is full after some kilobytes, and
-//! whoever writes to it waits.
+//! Lines for a reader who may not read: a pipe that nobody empties is full after some kilobytes,
+//! and whoever writes to it waits.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 static WRITER: OnceLock<Background> = OnceLock::new();
 
-/// From now on lines for standard error never wait for its reader: where he is slow they are dropped,
-/// and counted.
+/// From now on lines for standard error never wait for its reader: where he is slow they are
+/// dropped, and counted.
 ///
 /// # Errors
 /// The system's, if it gives no thread.

@@ -77,7 +77,7 @@ mod tests {
         let again = recording.reuse(64).unwrap();
         assert_eq!(Arc::as_ptr(&again.keep()).addr(), range);
         assert!(recording.reuse(64).is_none(), "it is in use again");
-        // What launches use from outside is kept as well; what is used again counts once.
+        // Memory from outside is kept as well; memory that is used again counts once.
         let outside = Memory::new(0usize);
         recording.launch([&again, &second, &outside].into_iter());
         assert_eq!(recording.into_memory().len(), 3);

@@ -29,7 +29,7 @@ fn assert_decodes_as(
 fn ggml_blocks_decode_as_ggml_does() {
     for format in ggml_blocks() {
         let vectors = vectors(format);
-        // What ggml encoded, and random bytes.
+        // Blocks that ggml encoded, and random bytes.
         for prefix in ["", "random."].into_iter().skip(usize::from(!format.encodes())) {
             let components = components(&vectors, format, prefix, prefix);
             let want = vectors.get(&format!("{prefix}decoded"));

@@ -351,7 +351,7 @@ impl<'a> Heads<'a> {
         let listed = config.has("per_layer_config");
         let dim = match own {
             Some(dim) => dim,
-            // Where layers are listed, the others have the model's size.
+            // If layers are listed, the others have the model's size.
             None if listed => config.size(local.0, "")?,
             None => config.size(json, gguf)?,
         };

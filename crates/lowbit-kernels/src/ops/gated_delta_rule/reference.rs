@@ -19,7 +19,7 @@
 //! error adds itself times `|v - S^T k|` to `eps`, and the logarithm of the decay's adds itself
 //! times `decay |M|` to `e`, before the step.
 //!
-//! Where nothing is corrected, `M^T|k|` is not in `eps`, and `rho` is 1.
+//! Without a correction, `M^T|k|` is not in `eps`, and `rho` is 1.
 
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule, StateLayout};
 use crate::gamma::gamma;

@@ -70,7 +70,7 @@ pub fn gather_qmm<'a, T: Operand + 'a>(
     }
 }
 
-/// How a GPU sees the product of an x of this shape.
+/// The product of an x of this shape, as a GPU sees it.
 #[cfg(feature = "gpu")]
 fn routing(x: &[usize], weight: &QuantizedTensor, ids: &Tensor) -> Routing {
     let share = if x[1] == 1 { ids.dim(1) } else { 1 };

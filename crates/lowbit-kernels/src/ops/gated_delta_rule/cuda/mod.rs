@@ -18,8 +18,8 @@
 //! values beforehand. Applied to the error of the prediction, it needs neither product, nor memory
 //! for them, and what rounding it costs is relative to that error.)
 //!
-//! Where nothing is corrected ([`Rule::Additive`](super::Rule)), `delta` stands for `v`, and the betas
-//! are factors of `P[.][j]` and of `D[last][j]`.
+//! Without a correction ([`Rule::Additive`](super::Rule)), `delta` stands for `v`, and the
+//! betas are factors of `P[.][j]` and of `D[last][j]`.
 //!
 //! Operands of products are rounded to the activations' type: the state, `T`, `P`, the error and
 //! `delta`. Their sums, the gates, `T` until then and the state itself are f32.

@@ -9,7 +9,7 @@
 //! All products have a transposed left operand, `[16 columns, depth]`, which is the sum of a
 //! product before, rounded; their right operands lie in shared memory.
 //!
-//! Where nothing is corrected, `delta` is `v`, and there is no `T`.
+//! Without a correction, `delta` is `v`, and there is no `T`.
 //!
 //! Invariants: every plane of a cube goes through as many turns, with one `sync_cube` at the end of
 //! each. In turn `c` state planes read stage `c` of the keys, output planes stage `c - 1` of the

@@ -8,7 +8,7 @@
 //! 3. Times the decays these are `L`, which replaces the keys and queries, and `P`.
 //! 4. A unit per column inverts `I + L` by forward substitution.
 //!
-//! The 64 tokens are worked on in blocks of 16. Where nothing is corrected there is no `L`.
+//! The 64 tokens are worked on in blocks of 16. Without a correction there is no `L`.
 
 #![allow(unsafe_code)] // Launches.
 

@@ -31,7 +31,7 @@ pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePr
 }
 
 /// The results that the first kernel leaves to the second, for each slot of a chunk and each value
-/// head. Where nothing is corrected, `delta` is `v` in the second kernel, and the betas are factors
+/// head. Without a correction, `delta` is `v` in the second kernel, and the betas are factors
 /// of `P` and of `D[last]`: there is no `T`.
 pub(in crate::ops::gated_delta_rule) struct Prepared {
     /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are

@@ -3,8 +3,8 @@
 //! A cube goes through all tokens of a sequence with some columns of a value head's state.
 //! [`RecurrentConfig::lanes`] units share four columns: each keeps its rows of them in registers
 //! over all tokens, and sums over rows are shuffled between the units. As on the CPU, `S^T k` (but
-//! where nothing is corrected) and `S^T q` are both read from the state before the step. A token's operands are loaded while the
-//! one before it is worked on.
+//! where nothing is corrected) and `S^T q` are both read from the state before the step. A token's
+//! operands are loaded while the one before it is worked on.
 
 #![allow(unsafe_code)] // Launches.
 

@@ -10,7 +10,7 @@
 //! `delta` is found by forward substitution. (Inverting the triangle first, as GPUs do, lets chunks
 //! be prepared in parallel, but applies the inverse to `Dk` more columns; here the heads are
 //! parallel enough.) `D` is a product of decays: it underflows to 0 where it should, and nothing
-//! can overflow or cancel, as differences of summed logarithms could. Where nothing is corrected,
+//! can overflow or cancel, as differences of summed logarithms could. Without a correction,
 //! `delta[i] = beta[i] v[i]`: there is no triangle.
 //!
 //! Columns of the state do not depend on each other. So a chunk takes a strip of them from the

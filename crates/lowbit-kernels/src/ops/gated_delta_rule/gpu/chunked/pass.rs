@@ -11,8 +11,8 @@
 //! | 4 | `delta`, rounded, and `D[last] delta`, rounded | 3 |
 //! | 5 | `g S^T q + P delta`, and what the keys add to the state | 4 |
 //!
-//! Where nothing is corrected, step 1 reads the state for queries alone, step 2 makes `delta`, which
-//! is `v`, and step 3 is left out.
+//! Without a correction, step 1 reads the state for queries alone, step 2 makes `delta`,
+//! which is `v`, and step 3 is left out.
 //!
 //! Then `y` is written, the state decays and takes what the keys add, and the next chunk's
 //! operands, which were loaded meanwhile, take the places of this one's. Columns are rows of

@@ -8,7 +8,7 @@
 //! 4. A unit per column inverts `I + L` by forward substitution, in the place of the queries'
 //!    products.
 //!
-//! Where nothing is corrected there is no `L`.
+//! Without a correction there is no `L`.
 
 #![allow(unsafe_code)] // Launches.
 
