@@ -135,7 +135,7 @@ impl GgmlType for TQ1_0 {
                 for digit in 0..digits {
                     let value = first + digit * count + i;
                     // The fraction times 3: its integer part is the digit.
-                    each(value / 32, value, u32::from(rest) * 3 >> 8);
+                    each(value / 32, value, (u32::from(rest) * 3) >> 8);
                     rest = rest.wrapping_mul(3);
                 }
             }

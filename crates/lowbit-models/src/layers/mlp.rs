@@ -17,7 +17,7 @@ pub struct Mlp {
 /// The projections of the input.
 #[derive(Clone, Debug)]
 enum Inner {
-    Gated(MergedLinear<2>),
+    Gated(Box<MergedLinear<2>>),
     Up(Linear),
 }
 
@@ -38,8 +38,8 @@ impl Mlp {
         let both = [(gate, intermediate_size), (up, intermediate_size)];
         let inner = match fused {
             _ if !gated => Inner::Up(weights.linear(up, intermediate_size, hidden_size)?),
-            Some(whole) => Inner::Gated(weights.fused(whole, [intermediate_size; 2], hidden_size)?),
-            None => Inner::Gated(weights.merged(both, hidden_size)?),
+            Some(whole) => Inner::Gated(weights.fused(whole, [intermediate_size; 2], hidden_size)?.into()),
+            None => Inner::Gated(weights.merged(both, hidden_size)?.into()),
         };
         let down = weights.linear(down, hidden_size, intermediate_size)?;
         Ok(Self { inner, down, gate: function })

@@ -21,7 +21,7 @@ use lowbit_models::names::{
 /// [`QuantizeError`] for tensors that MLX's checkpoints of this architecture do not have.
 pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
     let heads = Heads::new(&gguf.computed.config, gguf.computed.architecture)?;
-    let names = Names { heads, latents: Latents::per_head(&gguf.computed, Layout::Mlx), gguf };
+    let names = Names { heads, latents: Latents::per_head(gguf.computed, Layout::Mlx), gguf };
     let mut tensors = vec![];
     let is_kept = |view: &&TensorView| {
         !ROPE_DIVISORS.contains(&&*view.name)
@@ -113,7 +113,7 @@ impl Names<'_> {
             }
             tensor.change.function = Function::LogOfNegative;
         }
-        if let Some(latents) = Latents::of(&self.gguf.computed).filter(|_| joins && is(UNEMBED_OUT)) {
+        if let Some(latents) = Latents::of(self.gguf.computed).filter(|_| joins && is(UNEMBED_OUT)) {
             tensors.push(latents.join(tensor, &self.beside(&view, layer)?)?);
             return Ok(());
         }

@@ -216,7 +216,7 @@ fn carried_over(checkpoint: &Checkpoint) -> Result<Vec<Planned>, QuantizeError> 
         Stored::Plain(dtype) if FloatType::from_dtype(dtype).is_none() => {
             Ok::<_, QuantizeError>(Planned::Integers(view.clone()))
         }
-        _ => Ok(Planned::Values(unchanged(view)?, Some(view.clone()))),
+        _ => Ok(Planned::Values(unchanged(view)?.into(), Some(view.clone()))),
     };
     let mut planned = checkpoint.tensors().iter().map(planned).collect::<Result<Vec<_>, _>>()?;
     sort(&mut planned);
@@ -287,7 +287,7 @@ enum Planned {
     /// Not a weight.
     Integers(TensorView),
     /// With the stored tensor, which is copied if it keeps its type.
-    Values(Tensor, Option<TensorView>),
+    Values(Box<Tensor>, Option<TensorView>),
 }
 
 impl Planned {
@@ -358,7 +358,7 @@ fn choose(
             Planned::Integers(view) => Job::Copy(view),
             Planned::Values(tensor, view) => match (choose(&tensor, view.is_some())?, view) {
                 (format, Some(view)) if format == tensor.source.format => Job::Copy(view),
-                (format, _) => Job::Encode(tensor, format),
+                (format, _) => Job::Encode(*tensor, format),
             },
         });
     }

@@ -74,6 +74,17 @@ fn every_format() {
     }
 }
 
+/// Those that differ from others in a codebook's entries or in a group's size.
+#[test]
+fn formats_that_are_like_others() {
+    let all = gpu_formats();
+    for format in Format::all().filter(|format| !all.contains(format)) {
+        for (m, dtype) in [(1, FloatType::F16), (3, FloatType::F32), (40, FloatType::BF16)] {
+            check(format, (1, 1, m, 40, 512), dtype);
+        }
+    }
+}
+
 #[test]
 fn sizes_around_every_tile() {
     for format in [Format::Q4_0, Format::Q8_0, Format::affine(3, 32, FloatType::BF16).unwrap()] {

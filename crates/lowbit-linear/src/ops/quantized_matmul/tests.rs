@@ -324,15 +324,3 @@ pub(crate) fn gpu_formats() -> Vec<Format> {
     let alike = [IQ1_S, IQ1_M, IQ2_XXS, IQ2_S, IQ3_S, TQ1_0, Q1_0];
     Format::all().filter(|format| !alike.contains(format)).chain(scales).collect()
 }
-
-/// The others, too, decode to what they should.
-#[cfg(feature = "gpu")]
-#[test]
-fn gpu_has_every_format() {
-    let devices = [crate::ops::testing::gpu()];
-    for format in Format::all().filter(|format| !gpu_formats().contains(format)) {
-        for (m, dtype) in [(1, FloatType::F16), (3, FloatType::F32), (40, FloatType::BF16)] {
-            check(&devices, format, (m, 40, 512), dtype);
-        }
-    }
-}

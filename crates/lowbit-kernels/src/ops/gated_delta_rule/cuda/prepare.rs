@@ -219,6 +219,7 @@ struct Pairs {
 }
 
 /// A plane's products of its keys and of its queries with the keys up to their block.
+#[allow(clippy::collapsible_if)] // The outer one is decided when the kernel is compiled.
 #[cube]
 fn multiply_pairs(base: u32, #[comptime] config: ChunkConfig) -> Pairs {
     let vectors = comptime!(config.vectors());
@@ -269,6 +270,7 @@ fn multiply_pairs(base: u32, #[comptime] config: ChunkConfig) -> Pairs {
 }
 
 /// Stores `L` in place of the keys and queries, and `P` as the matrix `index`.
+#[allow(clippy::collapsible_if)] // The outer one is decided when the kernel is compiled.
 #[cube]
 fn store_pairs(
     pairs: &mut Pairs,

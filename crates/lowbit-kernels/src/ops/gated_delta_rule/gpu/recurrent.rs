@@ -390,7 +390,7 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             false => GateInputs { source: GateSource::Raw, dtype },
         };
         let (key_dim, value_dim) = (dim, dim);
-        let config = RecurrentConfig {
+        RecurrentConfig {
             dtype,
             rule: Rule::Delta,
             key_dim,
@@ -402,8 +402,7 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             gates,
             lanes,
             pooled,
-        };
-        config
+        }
     };
     // Mamba-2's heads of 64 values.
     let additive = |dtype, pooled| {
