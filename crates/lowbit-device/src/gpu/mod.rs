@@ -156,6 +156,12 @@ impl Gpu {
     pub fn is_dry_run(&self) -> bool {
         match *self {}
     }
+
+    /// There is no GPU that compiles kernels.
+    #[doc(hidden)]
+    pub fn compilations(&self) -> usize {
+        match *self {}
+    }
 }
 
 /// The kernels that work on a GPU needs. This build has none.

@@ -61,6 +61,7 @@ pub fn gated_experts(
 /// True if [`gated_experts()`] of such an `x` and `slots` experts of each token reads the weight of
 /// an expert about once, however many tokens chose it: a shared expert then costs least as one more
 /// of the stack.
+#[cfg_attr(not(feature = "gpu"), allow(unused_variables))]
 pub fn streams_experts(x: &Tensor, gate_up: &QuantizedTensor, slots: usize) -> bool {
     match x.device() {
         #[cfg(feature = "gpu")]
