@@ -70,7 +70,8 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
         tensors.push(tensor);
     }
     tensors.extend(rope_divisors(computed)?);
-    let mut planned: Vec<_> = tensors.into_iter().map(|tensor| Planned::Values(tensor.into(), None)).collect();
+    let mut planned: Vec<_> =
+        tensors.into_iter().map(|tensor| Planned::Values(tensor.into(), None)).collect();
     sort(&mut planned);
     Ok(planned)
 }
