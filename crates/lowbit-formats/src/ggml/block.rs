@@ -84,12 +84,21 @@ fn scaled(scale: f32, integers: &[i8; 16], size: usize) -> [f32; 16] {
     scaled
 }
 
+/// The values of a scheme's codes, if they are entries of a codebook.
+const fn entries(scheme: Scheme) -> [f32; 16] {
+    match scheme.codes {
+        Codes::Codebook(codebook) => codebook.values(),
+        _ => [0.0; 16],
+    }
+}
+
 /// A code's value before it is scaled.
 #[inline(always)]
 fn value<T: GgmlType>(code: u32) -> f32 {
     match T::SCHEME.codes {
         Codes::Integer { zero } => (code as i32 - zero as i32) as f32,
-        Codes::Codebook(codebook) => codebook.values()[code as usize],
+        // A constant: a block has 256 of them to look up.
+        Codes::Codebook(_) => (const { &entries(T::SCHEME) })[code as usize],
         Codes::E2M1 | Codes::E4M3 | Codes::Float(_) => unreachable!("MXFP4 has its own decode_block"),
     }
 }

@@ -25,9 +25,9 @@ pub struct IQ1_S;
 ///      +-------+----------------+-----------+
 ///       f16
 ///
-/// points_low[i]                 point i [7:0], of values 8i to 8i+7
-/// bytes 2s and 2s + 1 of words  little-endian: bit 15 set where an eighth is subtracted, 14:12 scale s,
-///                               3i+2:3i point 4s+i [10:8]
+/// points_low[i]           point i [7:0], of values 8i to 8i+7
+/// bytes 2s, 2s+1 of words little-endian: bit 15 set where an eighth is subtracted,
+///                         14:12 scale s, 3i+2:3i point 4s+i [10:8]
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -94,9 +94,10 @@ pub struct IQ1_M;
 ///      +----------------+-----------------+-----------+
 ///
 /// points_low[i]                    point i [7:0], of values 8i to 8i+7
-/// bit                7       6:4              3       2:0
-/// points_high[i]     of      point 2i+1       of      point 2i       set where an eighth is subtracted
-///                    2i+1    [10:8]           2i      [10:8]
+/// bit               7            6:4                  3          2:0
+/// points_high[i]    below 2i+1   point 2i+1 [10:8]    below 2i   point 2i [10:8]
+///
+/// below i is set where an eighth is subtracted from the values of point i
 ///
 /// bytes 2w and 2w + 1 of scales    little-endian: bits 15:12 scale [4w+3:4w], 3i+2:3i scale 4w+i
 /// ```

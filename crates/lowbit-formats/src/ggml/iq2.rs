@@ -97,9 +97,9 @@ pub struct IQ2_XS;
 ///      +-------+------------+-----------+
 ///       f16
 ///
-/// bytes 2i and 2i + 1 of points    little-endian: bits 15:9 signs of values 8i to 8i+7, 8:0 their point
-/// bit                              7:4          3:0
-/// scales[i]                        scale 2i+1   scale 2i
+/// bytes 2i, 2i+1 of points    little-endian: bits 15:9 signs of values 8i to 8i+7, 8:0 their point
+/// bit                         7:4          3:0
+/// scales[i]                   scale 2i+1   scale 2i
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

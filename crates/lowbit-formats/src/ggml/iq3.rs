@@ -25,8 +25,9 @@ pub struct IQ3_XXS;
 ///      +-------+------------+-----------+
 ///       f16
 ///
-/// points[i]                   the point of values 4i to 4i+3
-/// bytes 4s to 4s + 3 of words little-endian: bits 31:28 scale s, 7i+6:7i signs of values 32s+8i to 32s+8i+7
+/// points[i]                 the point of values 4i to 4i+3
+/// bytes 4s to 4s+3 of words little-endian: bits 31:28 scale s,
+///                           7i+6:7i signs of values 32s+8i to 32s+8i+7
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

@@ -17,12 +17,17 @@ const INTEGERS: [i8; 16] = {
     integers
 };
 
+/// The scales of a block, whose integers are all 1.
+fn scales_of(scale: F16) -> BlockScales {
+    BlockScales { scale: scale.bits(), sub_scales: INTEGERS, ..BlockScales::default() }
+}
+
 /// The scale, the greatest magnitude, and the codes of values rounded to -1, 0 or 1 times it.
 fn round(values: &[f32; 256]) -> (BlockScales, [u8; 256]) {
     let scale = largest(values).abs();
     let inverse = reciprocal(scale);
     let codes = values.map(|value| (truncate((value * inverse).round()) + 1) as u8);
-    (BlockScales { sub_scales: INTEGERS, ..BlockScales::of(scale, 0.0) }, codes)
+    (scales_of(F16::new(scale)), codes)
 }
 
 /// GGML `TQ2_0`: `value = scale * (code - 1)`, 256 values per block.
@@ -68,7 +73,7 @@ impl GgmlType for TQ2_0 {
 
     #[inline(always)]
     fn scales(block: &BlockTQ2_0) -> BlockScales {
-        BlockScales { scale: block.scale.bits(), sub_scales: INTEGERS, ..BlockScales::default() }
+        scales_of(block.scale)
     }
 
     fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockTQ2_0 {
@@ -144,7 +149,7 @@ impl GgmlType for TQ1_0 {
 
     #[inline(always)]
     fn scales(block: &BlockTQ1_0) -> BlockScales {
-        BlockScales { scale: block.scale.bits(), sub_scales: INTEGERS, ..BlockScales::default() }
+        scales_of(block.scale)
     }
 
     fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockTQ1_0 {

@@ -54,7 +54,7 @@ impl DeltaNetConfig {
             linear_key_head_dim: config.size("linear_key_head_dim", "ssm.state_size")?,
             linear_value_head_dim: value_head_dim,
             linear_conv_kernel_dim: config.size("linear_conv_kernel_dim", "ssm.conv_kernel")?,
-            rms_norm_eps: config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32,
+            rms_norm_eps: config.norm_eps()?,
             head_map,
         })
     }

@@ -62,7 +62,7 @@ impl LatentAttentionConfig {
             false => RopeLayout::HalfSplit,
         };
         let rope = rope_params(config, weights, rotated, layout)?;
-        let eps = config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32;
+        let eps = config.norm_eps()?;
         let latents = config.found().and_then(|architecture| architecture.conversion.latents);
         Ok(Self {
             hidden_size,

@@ -346,13 +346,11 @@ impl SparseMoe {
         let bias = self.selection_bias.as_ref().map(|bias| &bias.value);
         let (ids, expert_weights) = ops::router_top_k(&logits, bias, among, self.params)?;
         let expert_weights = self.with_factors(expert_weights, &ids)?;
-        let [input, output] = match self.latent.as_deref() {
-            Some([input, output]) => [Some(input), Some(output)],
-            None => [None, None],
+        let combined = |x: &Var| ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights);
+        let y = match self.latent.as_deref() {
+            Some([input, output]) => output.forward(&combined(&input.forward(x)?)?)?,
+            None => combined(x)?,
         };
-        let inner = input.map_or(Ok(x.clone()), |input| input.forward(x))?;
-        let y = ops::combine_experts(&self.experts.forward(&inner, &ids)?, &expert_weights)?;
-        let y = output.map_or(Ok(y.clone()), |output| output.forward(&y))?;
         match apart {
             None => Ok(y),
             Some((None, expert)) => ops::add(&y, &expert.forward(x)?),
