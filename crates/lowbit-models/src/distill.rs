@@ -180,7 +180,7 @@ impl<'a> TeacherLogits<'a> {
     }
 
     fn of(&self, rows: Range<usize>) -> Result<Tensor, KernelError> {
-        self.head.logits(self.x.tensor(), rows)
+        logits(self.model, &self.head, &self.x, rows)
     }
 
     fn rows(&self, rows: Range<usize>) -> Result<DistillationTarget, KernelError> {
@@ -224,7 +224,12 @@ fn gradients(
 ) -> Result<Distilled, ModelError> {
     let x = student.normed(batch, Some(tape))?;
     let head = student.output(tape.parameters())?;
-    let params = OutputDistillation { temperature, block: block(student), dweight: head.wanted };
+    let params = OutputDistillation {
+        logits: student.decoder().logit_function(),
+        temperature,
+        block: block(student),
+        dweight: head.wanted,
+    };
     let dkl = Tensor::new(weights, &[x.dim(0)], student.device())?;
     let OutputDistillationGradient { kl, dx, dweight } =
         ops::output_distillation(x.tensor(), &head.value, &dkl, teacher, &params)?;
@@ -248,7 +253,7 @@ fn kl(
     let (head, mut total) = (student.output(parameters)?, 0.0);
     for rows in blocks(student, &x) {
         let dkl = Tensor::allocate_zeros(&[rows.len()], DType::F32, x.tensor().device())?;
-        let logits = head.logits(x.tensor(), rows.clone())?;
+        let logits = logits(student, &head, &x, rows.clone())?;
         let DistillationLoss { kl, .. } = teacher(rows)?.loss(&logits, &dkl, temperature)?;
         total += sum(student, &kl)?;
     }
@@ -279,9 +284,9 @@ fn block(model: &Model) -> usize {
     (logits / model.config().vocab_size.max(1)).max(1)
 }
 
-impl Weight {
-    /// The logits of some rows of what the output layer reads.
-    fn logits(&self, x: &Tensor, rows: Range<usize>) -> Result<Tensor, KernelError> {
-        ops::quantized_matmul_to(&x.rows(rows.start, rows.end)?, &self.value, FloatType::F32)
-    }
+/// The logits of some rows of what the output layer `head` reads.
+fn logits(model: &Model, head: &Weight, x: &Var, rows: Range<usize>) -> Result<Tensor, KernelError> {
+    let rows = x.tensor().rows(rows.start, rows.end)?;
+    let products = ops::quantized_matmul_to(&rows, &head.value, FloatType::F32)?;
+    model.decoder().logit_function().of(products)
 }

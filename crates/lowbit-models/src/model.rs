@@ -225,14 +225,10 @@ impl Model {
     /// The output layer's weight, as these parameters have it.
     ///
     /// # Errors
-    /// [`ModelError::Headless`]; [`KernelError::Value`] for logits with a cap, and for an output
-    /// layer with a bias, which no architecture here has.
+    /// [`ModelError::Headless`]; [`KernelError::Value`] for an output layer with a bias, which no
+    /// architecture here has.
     pub(crate) fn output(&self, parameters: &Parameters) -> Result<Weight, ModelError> {
         self.check_head()?;
-        if self.decoder.has_softcap() {
-            let (got, want) = ("capped".into(), "a cap of logits has no gradient".into());
-            return Err(KernelError::Value { op: "output", operand: "logits", got, want }.into());
-        }
         let weight = self.decoder.head().weight().ok_or_else(|| KernelError::Value {
             op: "output",
             operand: "lm_head",

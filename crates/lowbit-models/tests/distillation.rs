@@ -135,25 +135,35 @@ fn assert_repeats(device: &Device) {
     }
 }
 
+/// The demo; a model whose logits have a factor; one whose logits have a cap.
 #[test]
 fn likelihood_gradients_are_differences_of_likelihoods() {
     let device = Device::cpu(Some(2)).unwrap();
-    let model = load("demo", &device);
+    assert_slopes(&load("demo", &device), &texts());
+    let tiny: Vec<u32> = (1..48).map(|i| (7 * i + i * i) % 200).collect();
+    for name in ["granite", "gemma4"] {
+        let folder = root().join("tests/vectors/models").join(name);
+        assert_slopes(&support::load_to_learn(&folder, &device, FloatType::F32), &[&tiny[..20], &tiny[20..]]);
+    }
+}
+
+fn assert_slopes(model: &Model, texts: &[&[u32]; 2]) {
+    let device = model.device();
     let norm = model.inventory().tensors.pop().expect("the last norm");
     let weight = norm.value.as_slice::<f32>().unwrap();
     let with = |values: &[f32]| {
-        let tensor = Tensor::new(values, &[values.len()], &device).unwrap();
+        let tensor = Tensor::new(values, &[values.len()], device).unwrap();
         Rc::new(Parameters::from([(norm.name.clone(), Parameter::Tensor(tensor))]))
     };
-    let gradients = likelihood_gradients(&model, &texts(), &with(weight)).unwrap();
-    let got = fetched(&model, &gradients.parameters()[&norm.name]);
+    let gradients = likelihood_gradients(model, texts, &with(weight)).unwrap();
+    let got = fetched(model, &gradients.parameters()[&norm.name]);
     let nll = |values: &[f32]| {
         let tape = lowbit_models::tape::Tape::new(with(values));
-        let logits = model.record(&texts(), &tape).unwrap();
+        let logits = model.record(texts, &tape).unwrap();
         let rows =
             logits.tensor().as_slice::<f32>().unwrap().chunks_exact(logits.dim(-1)).collect::<Vec<_>>();
         let mut first = 0;
-        let of_text = texts().map(|text| {
+        let of_text = texts.map(|text| {
             let nll = text.windows(2).enumerate().map(|(i, pair)| {
                 let row = rows[first + i];
                 let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();

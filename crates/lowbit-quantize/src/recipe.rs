@@ -7,7 +7,7 @@ use crate::round::{self, MlxFormat};
 use crate::sensitivity::allocate_bits;
 use crate::{Budget, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::Checkpoint;
-use lowbit_models::{Config, arch};
+use lowbit_models::{Config, Outline, arch};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -227,9 +227,8 @@ impl<'a> Recipe<'a> {
 
 /// Refuses a model of which some part has no gradient.
 fn check_gradients(checkpoint: &Checkpoint) -> Result<(), QuantizeError> {
-    let architecture = arch::find(&Config::new(checkpoint)?)?;
-    let Some(what) = architecture.conversion.no_gradient else { return Ok(()) };
-    let name = architecture.model_types[0].name;
+    let Some(what) = Outline::new(checkpoint)?.spec().without_gradient() else { return Ok(()) };
+    let name = arch::find(&Config::new(checkpoint)?)?.model_types[0].name;
     Err(QuantizeError::Learn(format!("gradients of {name} are wanted, but {what} has none")))
 }
 

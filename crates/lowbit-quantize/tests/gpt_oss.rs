@@ -197,7 +197,8 @@ fn learning_is_refused_by_name() {
     let output = folder.path().join("made");
     for (name, model_type, what) in [
         ("gpt_oss", "gpt_oss", "attention with sinks"),
-        ("gemma4", "gemma4_text", "the soft cap of its logits"),
+        ("gemma4_small", "gemma4_text", "the embeddings of each layer"),
+        ("nemotron_h", "nemotron_h", "Mamba-2"),
     ] {
         let checkpoint = support::checkpoint(name);
         let made = support::to_3_bits().with_learning(learning).run(&checkpoint, &output, |_| Continue(()));

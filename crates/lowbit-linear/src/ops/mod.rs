@@ -40,8 +40,8 @@ pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_exper
 pub use copy_rows::copy_rows;
 pub use dequant_gather::{dequant_gather, dequant_gather_backward_scales, dequant_gather_backward_values};
 pub use distillation_loss::{
-    DistillationLoss, DistillationTarget, OutputDistillation, OutputDistillationGradient, distillation_loss,
-    output_distillation,
+    DistillationLoss, DistillationTarget, LogitFunction, OutputDistillation, OutputDistillationGradient,
+    distillation_loss, output_distillation,
 };
 pub use distillation_loss_top_k::{TopKTargets, distillation_loss_top_k, top_k_targets};
 pub use gather_qmm::{
@@ -63,7 +63,7 @@ pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
     rms_norm_backward, rms_norm_to,
 };
-pub use softcap::softcap;
+pub use softcap::{softcap, softcap_backward};
 pub use sum_rows::sum_rows;
 
 pub(crate) use lowbit_device::{Check, concat_rows, narrow};

@@ -64,7 +64,6 @@ pub const GEMMA4: Architecture = Architecture {
         rope_divisors: &["rope_freqs.weight"],
         mlx_is_text: true,
         windows: Some(WINDOWS),
-        no_gradient: Some("the soft cap of its logits"),
         mlx_aliases: &[("mlp.switch_mlp", "experts.switch_glu")],
         ..Conversion::PLAIN
     },

@@ -31,7 +31,6 @@ pub const GPT_OSS: Architecture = Architecture {
         windows: Some(WINDOWS),
         names_plain_rope: true,
         rounds_yarn: true,
-        no_gradient: Some("attention with sinks"),
         mlx_lm: MlxLm { never_ties: true, ..MlxLm::ALL },
         ..Conversion::PLAIN
     },

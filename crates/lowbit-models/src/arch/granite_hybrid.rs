@@ -88,7 +88,6 @@ const CONVERSION: Conversion = Conversion {
     like_llama: true,
     mamba: Some(MAMBA_KEYS),
     rope_divisors: ROPE_DIVISORS,
-    no_gradient: Some("Mamba-2"),
     mlx_lm: MlxLm::UNSCALED,
     ..Conversion::PLAIN
 };

@@ -103,8 +103,6 @@ pub struct Conversion {
     /// llama.cpp rounds the bounds of YaRN's ramp to whole pairs, also of models that were trained
     /// without: a GGUF file of such a model computes that.
     pub rounds_yarn: bool,
-    /// The part of the model that has no gradient, so that its weights cannot be learned.
-    pub no_gradient: Option<&'static str>,
     /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
     pub rotary_dimension: bool,
     /// A `dynamic` rotary embedding with `alpha` has a larger base and is otherwise a plain one.
@@ -214,7 +212,6 @@ impl Conversion {
         windows: None,
         names_plain_rope: false,
         rounds_yarn: false,
-        no_gradient: None,
         rotary_dimension: false,
         alpha_rope: false,
         gguf_never_ties: false,

@@ -28,7 +28,6 @@ pub const NEMOTRON_H: Architecture = Architecture {
     conversion: Conversion {
         mamba: Some(MAMBA_KEYS),
         text_prefix: Some("backbone."),
-        no_gradient: Some("Mamba-2"),
         mlx_lm: MlxLm { never_ties: true, ..MlxLm::ALL },
         ..Conversion::PLAIN
     },

@@ -7,6 +7,7 @@ use crate::tape::ops::{add, softcap};
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
+use lowbit_kernels::ops::LogitFunction;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -77,10 +78,8 @@ pub struct Decoder {
     embedding_scale: Option<Tensor>,
     norm: RmsNorm,
     head: Linear,
-    /// The factor of each logit, `[vocab_size]`, if there is one.
-    logit_scale: Option<Tensor>,
-    /// The cap of each logit, `[vocab_size]`, if there is one.
-    logit_cap: Option<Tensor>,
+    /// From the output layer's products to logits.
+    logit_function: LogitFunction,
     activations: FloatType,
     /// The type of cached keys and values.
     cache: FloatType,
@@ -111,9 +110,9 @@ impl Decoder {
         let norm = RmsNorm::load(model, spec.norm, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
         let embedding_scale = row(first, config.hidden_size)?;
-        let logit_scale = row(logits, config.vocab_size)?;
         let caps = |cap| Tensor::new(&vec![cap; config.vocab_size], &[config.vocab_size], weights.device());
-        let logit_cap = softcap.map(caps).transpose()?;
+        let logit_function =
+            LogitFunction { factors: row(logits, config.vocab_size)?, caps: softcap.map(caps).transpose()? };
         Ok(Self {
             embedding,
             embedding_scale,
@@ -122,8 +121,7 @@ impl Decoder {
             layer_embeddings: layer_embeddings.transpose()?,
             norm,
             head,
-            logit_scale,
-            logit_cap,
+            logit_function,
             activations,
             cache,
         })
@@ -323,13 +321,14 @@ impl Decoder {
     /// Those of the ops.
     pub(crate) fn logits(&self, hidden: &Residual) -> Result<Var, KernelError> {
         let logits = self.head.forward_f32(hidden.normed(&self.norm))?;
-        let logits = scaled(logits, self.logit_scale.as_ref())?;
-        self.logit_cap.as_ref().map_or(Ok(logits.clone()), |caps| softcap(&logits, caps))
+        let LogitFunction { factors, caps } = &self.logit_function;
+        let logits = scaled(logits, factors.as_ref())?;
+        caps.as_ref().map_or(Ok(logits.clone()), |caps| softcap(&logits, caps))
     }
 
-    /// True if logits are bent towards a cap.
-    pub(crate) fn has_softcap(&self) -> bool {
-        self.logit_cap.is_some()
+    /// From the output layer's products to logits.
+    pub(crate) fn logit_function(&self) -> &LogitFunction {
+        &self.logit_function
     }
 
     /// States of T tokens to what the output layer reads, `[T, hidden_size]`.

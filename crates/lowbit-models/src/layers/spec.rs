@@ -24,6 +24,22 @@ pub struct DecoderSpec {
     pub layer_embedding: Option<usize>,
 }
 
+impl DecoderSpec {
+    /// The part of the model that has no gradient, if there is one: its weights cannot be learned.
+    pub fn without_gradient(&self) -> Option<&'static str> {
+        let of_layer = |layer: &LayerSpec| match &layer.mixer {
+            MixerSpec::Attention(attention) if attention.sinks => Some("attention with sinks"),
+            MixerSpec::Attention(attention) if attention.kv_of.is_some() => {
+                Some("attention to an earlier layer's keys")
+            }
+            MixerSpec::Mamba2(_) => Some("Mamba-2"),
+            _ => None,
+        };
+        let of_embeddings = self.layer_embedding.map(|_| "the embeddings of each layer");
+        of_embeddings.or_else(|| self.layers.iter().find_map(of_layer))
+    }
+}
+
 /// Factors of a decoder's values; 1 leaves them as they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {

@@ -233,15 +233,12 @@ pub(crate) fn mul(x: &Var, y: &Var) -> Result<Var> {
     }))
 }
 
-/// [`ops::softcap()`], of which there is no gradient.
+/// [`ops::softcap()`] with constant caps.
 pub(crate) fn softcap(x: &Var, caps: &Tensor) -> Result<Var> {
-    match x.tape() {
-        None => Ok(ops::softcap(&x.tensor, caps)?.into()),
-        Some(_) => {
-            let (got, want) = ("recorded".into(), "a soft cap has no gradient".into());
-            Err(KernelError::Value { op: "softcap", operand: "x", got, want })
-        }
-    }
+    let z = ops::softcap(&x.tensor, caps)?;
+    let Some(tape) = x.tape() else { return Ok(z.into()) };
+    let (input, caps, x) = (x.tensor.clone(), caps.clone(), x.slot());
+    Ok(tape.record_one(z, move |dz, gradients| gradients.add(x, ops::softcap_backward(&input, &caps, dz)?)))
 }
 
 /// [`ops::add()`] of a bias to each row.

@@ -20,12 +20,14 @@
 pub(super) mod cpu;
 #[cfg(feature = "gpu")]
 pub(super) mod gpu;
+mod logits;
 mod loss;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
+pub use logits::LogitFunction;
 pub use loss::DistillationLoss;
 pub(super) use loss::{check_dkl, check_temperature};
 
@@ -111,8 +113,10 @@ impl DistillationTarget {
 }
 
 /// Options of [`output_distillation`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OutputDistillation {
+#[derive(Clone, Copy, Debug)]
+pub struct OutputDistillation<'a> {
+    /// What makes the student's logits of `x weight^T`. The teacher says its logits as they are.
+    pub logits: &'a LogitFunction,
     /// Both models' logits are divided by this.
     pub temperature: f32,
     /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and what the teacher
@@ -133,8 +137,8 @@ pub struct OutputDistillationGradient {
     pub dweight: Option<WeightGradient>,
 }
 
-/// [`distillation_loss`], or [`distillation_loss_top_k`], of the logits `x weight^T`, a block of
-/// tokens at a time, so that the logits of all never exist, and its gradients by what makes them.
+/// [`distillation_loss`], or [`distillation_loss_top_k`], of the [logits](LogitFunction) of
+/// `x weight^T`, a block of tokens at a time, so that the logits of all never exist, and its gradients by what makes them.
 /// `teacher` is called for each block of tokens in order.
 ///
 /// | operand | shape | dtype |
@@ -156,7 +160,7 @@ pub fn output_distillation(
     weight: &QuantizedTensor,
     dkl: &Tensor,
     mut teacher: impl FnMut(Range<usize>) -> Result<DistillationTarget, KernelError>,
-    params: &OutputDistillation,
+    params: &OutputDistillation<'_>,
 ) -> Result<OutputDistillationGradient, KernelError> {
     let check = Check("output_distillation");
     let [tokens, _] = check.dims("x", x, "[T, H]")?;
@@ -176,11 +180,12 @@ pub fn output_distillation(
         let block = start..tokens.min(start + params.block);
         let part = |x: &Tensor| x.rows(block.start, block.end);
         let x = part(&wide)?;
-        let logits = quantized_matmul_to(&x, weight, FloatType::F32)?;
+        let products = quantized_matmul_to(&x, weight, FloatType::F32)?;
+        let logits = params.logits.of(products.clone())?;
         let loss = teacher(block.clone())?.loss(&logits, &part(dkl)?, params.temperature)?;
         drop(logits);
         kl.push(loss.kl);
-        let dlogits = loss.dlogits.cast(x.dtype())?;
+        let dlogits = params.logits.backward(products, loss.dlogits)?.cast(x.dtype())?;
         dx.push(quantized_matmul_backward_x(&dlogits, weight)?);
         if let Some(part) = params.dweight {
             let gradient = match part {

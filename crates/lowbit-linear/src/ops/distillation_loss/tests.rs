@@ -92,8 +92,15 @@ fn fused_with_the_product_it_agrees_with_f64() {
 fn fused_with_the_product_it_agrees_with_f64_on(devices: &[Device]) {
     let (tokens, vocabulary, hidden, temperature) = (7, 45, 64, 2.0);
     let mut random = Random::new(3);
-    let formats = [Format::Q4_1, Format::Q8_0, Format::Float(FloatType::F32)];
-    for (device, format) in devices.iter().flat_map(|device| formats.map(|format| (device, format))) {
+    // Each with what makes logits of products: nothing, a factor, a factor and a cap.
+    let formats = [
+        (Format::Q4_1, 1.0, None),
+        (Format::Q8_0, 0.3, None),
+        (Format::Float(FloatType::F32), 0.7, Some(5.0)),
+    ];
+    for (device, (format, factor, cap)) in
+        devices.iter().flat_map(|device| formats.map(|case| (device, case)))
+    {
         let of_host = inputs::weight(format, &[vocabulary, hidden], 4, &host(device)).unwrap();
         let weight =
             if let Device::Gpu(_) = device { of_host.to_device(device).unwrap() } else { of_host.clone() };
@@ -104,14 +111,25 @@ fn fused_with_the_product_it_agrees_with_f64_on(devices: &[Device]) {
         let (mut kl, mut dlogits) = (vec![], vec![]);
         for (t, x) in xs.chunks(hidden).enumerate() {
             let products = |v: usize| x.iter().zip(&rows[v * hidden..]).map(|(&x, w)| f64::from(x) * w);
-            let logits: Vec<f64> = (0..vocabulary).map(|v| products(v).sum()).collect();
-            let error = |v: usize| gamma(hidden) * products(v).map(f64::abs).sum::<f64>();
+            let scaled = |v: usize| products(v).sum::<f64>() * f64::from(factor);
+            let bent = |x: f64| cap.map_or(x, |cap: f32| f64::from(cap) * (x / f64::from(cap)).tanh());
+            let slope = |x: f64| cap.map_or(1.0, |cap| (x / f64::from(cap)).cosh().powi(-2));
+            let logits: Vec<f64> = (0..vocabulary).map(|v| bent(scaled(v))).collect();
+            // A cap's own roundings are some 20, and no slope is steeper than 1.
+            let error = |v: usize| gamma(hidden + 24) * products(v).map(f64::abs).sum::<f64>();
             let teacher = wide(&teachers[t * vocabulary..(t + 1) * vocabulary]);
             let of_token =
                 reference::distillation_loss(&logits, &teacher, dkls[t].into(), temperature, &error);
             kl.push(of_token.0);
-            dlogits.extend(of_token.1);
+            dlogits.extend(of_token.1.into_iter().enumerate().map(|(v, (d, off))| {
+                let by = f64::from(factor) * slope(scaled(v));
+                // By the slope's change where its argument is off, at most 2 / cap of it.
+                let moved = cap.map_or(0.0, |cap| 2.0 * error(v) / f64::from(cap) + gamma(40));
+                (d * by, (off + d.abs() * gamma(2)) * by + d.abs() * moved * f64::from(factor))
+            }));
         }
+        let row = |value: f32| Tensor::new(&vec![value; vocabulary], &[vocabulary], device).unwrap();
+        let function = LogitFunction { factors: (factor != 1.0).then(|| row(factor)), caps: cap.map(row) };
         let dlogit = |t: usize, v: usize| dlogits[t * vocabulary + v];
         // A sum of `count` products of dlogits with known factors, and its bound.
         let sum = |terms: &mut dyn Iterator<Item = ((f64, f64), f64)>, count: usize| {
@@ -133,7 +151,8 @@ fn fused_with_the_product_it_agrees_with_f64_on(devices: &[Device]) {
             .unzip();
         for block in [1, 2, 3, 7, 100] {
             let part = format.scheme().group_size().map_or(WeightPart::Values, |_| WeightPart::Scales);
-            let params = OutputDistillation { temperature: temperature as f32, block, dweight: Some(part) };
+            let temperature = temperature as f32;
+            let params = OutputDistillation { logits: &function, temperature, block, dweight: Some(part) };
             let mut asked = vec![];
             let logits = |tokens: Range<usize>| {
                 asked.push(tokens.clone());
@@ -171,7 +190,9 @@ fn no_tokens_and_refusals() {
     let device = device();
     let float = |shape: &[usize]| inputs::activations(shape, FloatType::F32, 2, &device).unwrap();
     let weight = inputs::weight(Format::Q4_1, &[5, 32], 1, &device).unwrap();
-    let params = OutputDistillation { temperature: 2.0, block: 4, dweight: Some(WeightPart::Scales) };
+    let plain = LogitFunction::default();
+    let dweight = Some(WeightPart::Scales);
+    let params = OutputDistillation { logits: &plain, temperature: 2.0, block: 4, dweight };
     let logits = |shape: &[usize]| Ok(DistillationTarget::Logits(float(shape)));
     let none = |_| logits(&[0, 5]);
     let got = output_distillation(&float(&[0, 32]), &weight, &float(&[0]), none, &params).unwrap();

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ops::distillation_loss::{
-    DistillationTarget, OutputDistillation, distillation_loss, output_distillation,
+    DistillationTarget, LogitFunction, OutputDistillation, distillation_loss, output_distillation,
 };
 use crate::ops::testing::{
     FLOATS, WIDTHS, assert_close, assert_derivatives, coarse, device, devices, normal, rounded, values,
@@ -168,7 +168,8 @@ fn fused_with_the_product_it_is_the_loss_of_the_logits() {
     let want = distillation_loss_top_k(&logits, &targets, &dkl, 2.0).unwrap();
     let dx = quantized_matmul_backward_x(&want.dlogits, &weight).unwrap();
     for block in [1, 2, 3, 7, 100] {
-        let params = OutputDistillation { temperature: 2.0, block, dweight: None };
+        let (logits, temperature) = (&LogitFunction::default(), 2.0);
+        let params = OutputDistillation { logits, temperature, block, dweight: None };
         let of = |rows: Range<usize>| targets.rows(rows.start, rows.end).map(DistillationTarget::TopK);
         let got = output_distillation(&x, &weight, &dkl, of, &params).unwrap();
         for (got, want) in [(&got.kl, &want.kl), (&got.dx, &dx)] {

@@ -1,4 +1,5 @@
-//! Soft caps on a GPU: the elementwise kernel (`ops/elementwise/gpu.rs`) with `y * tanh(x / y)`.
+//! Soft caps on a GPU: the elementwise kernel (`ops/elementwise/gpu.rs`) with
+//! `y * tanh(x / y)`, and with its slope.
 
 use super::{SERIES, SMALL};
 use crate::gpu::Gpu;
@@ -35,16 +36,35 @@ fn tanh(x: f32) -> f32 {
     unless_nan(x, select(magnitude < comptime!(SMALL).runtime(), small, large))
 }
 
+struct Slope;
+
+#[cube]
+impl elementwise::Combine for Slope {
+    fn combine(x: f32, y: f32) -> f32 {
+        let x = x / y;
+        let e = exp(-2.0f32 * select(x < 0.0f32, -x, x));
+        let root = 1.0f32 + e;
+        unless_nan(x, 4.0f32 * e / (root * root))
+    }
+}
+
 #[cfg(test)]
 inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
 /// Every kernel of the op.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    elementwise::kernels::<Softcap>(target, &[Broadcast::Row])
+    let mut all = elementwise::kernels::<Softcap>(target, &[Broadcast::Row]);
+    all.extend(elementwise::kernels::<Slope>(target, &[Broadcast::Row]));
+    all
 }
 
 /// See [`super::softcap`]; everything was checked.
 pub(super) fn softcap(check: Check, gpu: &Gpu, x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
     elementwise::map::<Softcap>(check, gpu, x, y, Broadcast::Row)
+}
+
+/// The slopes of [`super::softcap`] in x's dtype; everything was checked.
+pub(super) fn slope(check: Check, gpu: &Gpu, x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
+    elementwise::map::<Slope>(check, gpu, x, y, Broadcast::Row)
 }

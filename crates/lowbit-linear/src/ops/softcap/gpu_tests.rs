@@ -7,6 +7,7 @@ fn agrees_with_f64() {
     caps_in_every_type_on(&[gpu()]);
     all_magnitudes_on(&[gpu()]);
     infinities_and_nan_on(&[gpu()]);
+    gradients_keep_their_digits_on(&[gpu()]);
 }
 
 #[test]

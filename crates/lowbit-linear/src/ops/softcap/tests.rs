@@ -60,6 +60,30 @@ pub(super) fn infinities_and_nan_on(devices: &[Device]) {
 }
 
 #[test]
+fn gradients_keep_their_digits() {
+    gradients_keep_their_digits_on(&devices());
+}
+
+/// From slopes of 1 to slopes near the smallest number.
+pub(super) fn gradients_keep_their_digits_on(devices: &[Device]) {
+    let mut random = Random::new(2);
+    let cap = 30.0;
+    let xs: Vec<f32> = (-40..=40).map(|i| i as f32 * 0.5 * cap).chain([0.0, 1e-20, 0.3, -7.0]).collect();
+    for device in devices {
+        let x = Tensor::new(&xs, &[xs.len(), 1], device).unwrap();
+        let y = Tensor::new(&[cap], &[1], device).unwrap();
+        for dtype in FLOATS {
+            let (dz, dzs) = normal(&mut random, &[xs.len(), 1], dtype, device);
+            let slope = |x: f32| (f64::from(x) / f64::from(cap)).cosh().powi(-2);
+            let want: Vec<f64> = xs.iter().zip(&dzs).map(|(&x, &dz)| f64::from(dz) * slope(x)).collect();
+            // An exponent that is rounded moves its power by that much.
+            let bound = |i: usize| gamma(ROUNDINGS + 12 * (xs[i] / cap).abs() as usize) * want[i].abs();
+            assert_close(&softcap_backward(&x, &y, &dz).unwrap(), &[xs.len(), 1], dtype, &want, bound);
+        }
+    }
+}
+
+#[test]
 fn refusals_name_both_sides() {
     let device = device();
     let zeros = |shape: &[usize]| Tensor::zeros(shape, FLOATS[0].dtype(), &device);
@@ -69,4 +93,6 @@ fn refusals_name_both_sides() {
     let error = softcap(&ids, &zeros(&[3])).unwrap_err();
     assert_eq!(error.to_string(), "softcap: x is u32, but f32, f16 or bf16 is wanted");
     assert!(softcap(&zeros(&[0, 3]), &zeros(&[3])).unwrap().is_empty());
+    let error = softcap_backward(&zeros(&[2, 3]), &zeros(&[3]), &zeros(&[3, 2])).unwrap_err();
+    assert_eq!(error.to_string(), "softcap_backward: dz is [3, 2], but x wants [2, 3]");
 }
