@@ -3,6 +3,7 @@
 //! Polynomials, as [`crate::simd::math`] has them. A device may still flush subnormal numbers to
 //! zero.
 
+use crate::simd::math::{TANH_SERIES, TANH_SMALL};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -67,6 +68,21 @@ pub fn sigmoid(x: f32) -> f32 {
 #[cube]
 pub fn silu(x: f32) -> f32 {
     x * sigmoid(x)
+}
+
+/// `tanh(x)`: the CPU's, step by step, as devices' own is rougher and may overflow.
+#[cube]
+pub fn tanh(x: f32) -> f32 {
+    let magnitude = select(x < 0.0f32, -x, x);
+    let e = exp(-2.0f32 * magnitude);
+    let large = (1.0f32 - e) / (1.0f32 + e);
+    let large = select(x < 0.0f32, -large, large);
+    let square = x * x;
+    let mut series = fma(square, comptime!(TANH_SERIES[0]).runtime(), comptime!(TANH_SERIES[1]).runtime());
+    series = fma(series, square, comptime!(TANH_SERIES[2]).runtime());
+    series = fma(series, square, comptime!(TANH_SERIES[3]).runtime());
+    let small = fma(series * square, x, x);
+    unless_nan(x, select(magnitude < comptime!(TANH_SMALL).runtime(), small, large))
 }
 
 /// `ln(1 + e^x)`, without overflow.

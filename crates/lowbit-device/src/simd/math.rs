@@ -65,7 +65,31 @@ pub trait Math: Simd {
     fn silu(self, x: Self::V) -> Self::V {
         self.mul(x, self.sigmoid(x))
     }
+
+    /// `tanh(x)`, within 4 ulp; NaN for NaN.
+    #[inline(always)]
+    fn tanh(self, x: Self::V) -> Self::V {
+        let (zero, one) = (self.splat(0.0), self.splat(1.0));
+        let minus = self.sub(zero, x);
+        let magnitude = self.max(minus, x);
+        let e = self.exp(self.mul(magnitude, self.splat(-2.0)));
+        let large = self.div(self.sub(one, e), self.add(one, e));
+        let large = self.select_lt(x, zero, self.sub(zero, large), large);
+        let square = self.mul(x, x);
+        let mut series = self.splat(TANH_SERIES[0]);
+        for c in &TANH_SERIES[1..] {
+            series = self.mul_add(series, square, self.splat(*c));
+        }
+        let small = self.mul_add(self.mul(series, square), x, x);
+        self.select_lt(magnitude, self.splat(TANH_SMALL), small, large)
+    }
 }
+
+/// `(tanh(x) - x) / x^3` below [`TANH_SMALL`], by powers of x^2, highest first: the series of tanh.
+pub(crate) const TANH_SERIES: [f32; 4] = [62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0];
+/// The series is short of less than f32's rounding up to here, and beyond it `1 - e^-2x` keeps its
+/// digits.
+pub(crate) const TANH_SMALL: f32 = 0.25;
 
 /// The relative error of [`Math::exp2_for_bf16`].
 pub const EXP2_ERROR: f64 = 1.02e-4;
@@ -97,30 +121,31 @@ mod tests {
 
     type Function = fn(f64) -> f64;
 
-    /// Applies all three functions to as many numbers as there are lanes.
-    struct All<'a>(&'a [f32], [&'a mut Vec<f32>; 3]);
+    /// Applies all four functions to as many numbers as there are lanes.
+    struct All<'a>(&'a [f32], [&'a mut Vec<f32>; 4]);
 
     impl Kernel for All<'_> {
         type Output = ();
 
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
-            let [e, s, l] = self.1;
+            let [e, s, l, t] = self.1;
             for (i, x) in self.0.chunks(S::LANES).enumerate() {
                 let (at, x) = (i * S::LANES, simd.load_partial(x, 0.0));
                 simd.store(simd.exp(x), &mut e[at..]);
                 simd.store(simd.sigmoid(x), &mut s[at..]);
                 simd.store(simd.silu(x), &mut l[at..]);
+                simd.store(simd.tanh(x), &mut t[at..]);
             }
         }
     }
 
     /// The functions of `x` by every instruction set, and one number at a time.
-    fn all(x: &[f32]) -> Vec<(String, [Vec<f32>; 3])> {
+    fn all(x: &[f32]) -> Vec<(String, [Vec<f32>; 4])> {
         let with = |run: &dyn Fn(All)| {
-            let mut y = [(); 3].map(|()| vec![f32::NAN; x.len().next_multiple_of(16)]);
-            let [e, s, l] = &mut y;
-            run(All(x, [e, s, l]));
+            let mut y = [(); 4].map(|()| vec![f32::NAN; x.len().next_multiple_of(16)]);
+            let [e, s, l, t] = &mut y;
+            run(All(x, [e, s, l, t]));
             y.map(|y| y[..x.len()].to_vec())
         };
         let isas = Isa::all().into_iter().map(|isa| (format!("{isa:?}"), with(&|all| isa.dispatch(all))));
@@ -141,10 +166,11 @@ mod tests {
         let step = 613usize;
         let x: Vec<f32> = (0..1u32 << 31).step_by(step).map(f32::from_bits).filter(|x| *x < 120.0).collect();
         let x: Vec<f32> = x.iter().copied().chain(x.iter().map(|x| -x)).collect();
-        let contracts: [(Function, f64, f64); 3] = [
+        let contracts: [(Function, f64, f64); 4] = [
             (f64::exp, 1.0, -126.0),
             (|x| 1.0 / (1.0 + (-x).exp()), 2.5, -126.0),
             (|x| x / (1.0 + (-x).exp()), 3.5, -119.0),
+            (f64::tanh, 4.0, -126.0),
         ];
         for (isa, y) in all(&x) {
             for (got, (exact, bound, least)) in y.iter().zip(contracts) {
@@ -201,10 +227,11 @@ mod tests {
 
     #[test]
     fn infinities_and_nan() {
-        for (isa, [e, s, l]) in all(&[f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0]) {
+        for (isa, [e, s, l, t]) in all(&[f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0]) {
             assert_eq!(e, [f32::INFINITY, 0.0, 1.0, 1.0], "{isa}");
             assert_eq!(s, [1.0, 0.0, 0.5, 0.5], "{isa}");
             assert_eq!(l[0], f32::INFINITY, "{isa}");
+            assert_eq!(t, [1.0, -1.0, 0.0, 0.0], "{isa}");
         }
         for (isa, y) in all(&[f32::NAN; 17]) {
             assert!(y.iter().flatten().all(|y| y.is_nan()), "{isa}");

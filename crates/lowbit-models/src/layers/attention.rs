@@ -33,6 +33,8 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
+    /// The bound that scores are bent towards, if there is one.
+    pub softcap: Option<f32>,
     /// The eps of RMSNorms of queries and keys, where there are some.
     pub head_norm: Option<f32>,
     /// The heads that such norms are of.
@@ -146,6 +148,7 @@ impl AttentionConfig {
             kv_of: None,
             rope,
             sliding_window: None,
+            softcap: None,
             head_norm: None,
             norms_of: HeadNorms::Heads,
             gated: false,
@@ -341,6 +344,7 @@ impl Attention {
         }
         outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
         outline.numbers("attention scale", &[self.config.scale]);
+        outline.numbers("softcap of scores", self.config.softcap.as_slice());
         outline.numbers("head norms' eps", self.config.head_norm.as_slice());
         if self.config.head_norm.is_some() {
             outline.word("head norms are of", format!("{:?}", self.config.norms_of));
@@ -390,13 +394,14 @@ impl Attention {
 
     /// The steps of heads, besides what a pass has of its own.
     fn heads(&self) -> Heads<'_> {
-        let AttentionConfig { head_dim, scale, sliding_window, .. } = self.config;
+        let AttentionConfig { head_dim, scale, sliding_window, softcap, .. } = self.config;
+        let exact = self.exact;
         Heads {
             head_dim,
             norms: self.norms.as_ref().filter(|_| self.config.norms_of != HeadNorms::AllHeads),
             rope: self.still.as_ref().unwrap_or(&self.config.rope),
             sinks: self.sinks.as_ref().map(|sinks| &sinks.value),
-            params: AttentionParams { scale, sliding_window, exact: self.exact },
+            params: AttentionParams { sliding_window, softcap, exact, ..AttentionParams::causal(scale) },
         }
     }
 

@@ -97,7 +97,7 @@ fn prepare(
 ) -> Result<Prepared, KernelError> {
     let [query_heads, heads, context, d, _] = sizes;
     let host = &device.host()?;
-    let params = AttentionParams { scale: (d as f32).powf(-0.5), sliding_window: None, exact: false };
+    let params = AttentionParams::causal((d as f32).powf(-0.5));
     let q = activations(&[tokens, query_heads, d], dtype, 1, host)?;
     let [k, v] = [2, 3].map(|seed| activations(&[heads, context, d], cache, seed, host));
     let (k, v) = (k?, v?);

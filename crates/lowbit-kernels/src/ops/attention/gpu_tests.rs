@@ -211,6 +211,36 @@ fn sinks_are_in_the_denominator() {
     }
 }
 
+/// Soft caps and keys after a query's own, in every kernel, over keys that one cube has and that
+/// several share.
+#[test]
+fn caps_and_keys_after_the_own() {
+    let case = Case { width: 64, value_width: 64, ..CASE };
+    let capped = |softcap, spread| Case { softcap: Some(softcap), spread, ..case };
+    let ahead = |look_ahead, window| Case { look_ahead, window, ..case };
+    let cases = [capped(50.0, 1.5), capped(4.0, 1.5), capped(3.0, 1000.0)];
+    for case in cases.into_iter().chain([ahead(usize::MAX, None), ahead(30, Some(31)), ahead(1, Some(90))]) {
+        for (dtype, cache) in [(F32, F32), (F32, FloatType::F16), (FloatType::BF16, F32)] {
+            case.check(&[70], dtype, cache, &gpu());
+            case.check(&positions(0..150), dtype, cache, &gpu());
+            Case { width: 20, value_width: 13, ..case }.check(&positions(60..99), dtype, cache, &gpu());
+        }
+        for case in [case, Case { capacity: 3000, sinks: true, ..case }, Case { query_heads: 16, ..case }] {
+            for dtype in [FloatType::F16, FloatType::BF16] {
+                check_each_matrix_kernel(&case, dtype, &[149]);
+                check_each_matrix_kernel(&case, dtype, &positions(0..150));
+                check_each_matrix_kernel(&case, dtype, &[149, 3, 50, 0]);
+            }
+        }
+        // The widths of Gemma 2: one token, and rows and tiles beyond a cube's.
+        for width in [128, 256] {
+            let case = Case { width, value_width: width, query_heads: 4, capacity: 900, ..case };
+            check_each_matrix_kernel(&case, FloatType::BF16, &[899]);
+            check_each_matrix_kernel(&case, FloatType::F16, &positions(700..830));
+        }
+    }
+}
+
 /// The rows of a token whose position is beyond the capacity are NaN with sinks, too.
 #[test]
 fn a_wrong_position_gives_nan_beside_sinks() {
@@ -220,7 +250,7 @@ fn a_wrong_position_gives_nan_beside_sinks() {
         let [q, k, v] = [q, k, v].map(|x| x.to_device(&gpu()).unwrap());
         let at = Tensor::new(&[2, capacity as u32, 7], &[3], &gpu()).unwrap();
         let sinks = Tensor::new(&[-1.0f32, 1.0], &[2], &gpu()).unwrap();
-        let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+        let params = AttentionParams::causal(1.0);
         let y = attention(&q, &k, &v, &at, Some(&sinks), &params).unwrap().to_device(&device()).unwrap();
         for (row, y) in values(&y).chunks(16).enumerate() {
             let as_wanted = |y: &f32| if row / 2 == 1 { y.is_nan() } else { (0.9..=1.0).contains(y) };
@@ -273,7 +303,7 @@ fn ones(shape: &[usize]) -> Tensor {
 
 /// The rows of y, with all operands but q on the GPU made from ones.
 fn rows(q: &Tensor, k: &Tensor, v: &Tensor, at: &[u32]) -> Vec<Vec<f32>> {
-    let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+    let params = AttentionParams::causal(1.0);
     let [q, k, v] = [q, k, v].map(|x| x.to_device(&gpu()).unwrap());
     let at = Tensor::new(at, &[at.len()], &gpu()).unwrap();
     let y = attention(&q, &k, &v, &at, None, &params).unwrap().to_device(&device()).unwrap();
@@ -358,7 +388,7 @@ fn a_replay_sees_what_the_positions_say_by_then() {
     let mut operand = |shape: &[usize]| normal(&mut random, shape, F32, &host).0.to_device(&gpu).unwrap();
     let (q, k, v) = (operand(&[1, 4, 16]), operand(&[2, 700, 16]), operand(&[2, 700, 16]));
     let at = |position: u32| Tensor::new(&[position], &[1], &gpu).unwrap();
-    let params = AttentionParams { scale: 0.25, sliding_window: None, exact: false };
+    let params = AttentionParams::causal(0.25);
     let mut bits = Tensor::new(&[f32::from_bits(5)], &[1, 1, 1], &gpu).unwrap();
     let mut y = None;
     let pass = queue

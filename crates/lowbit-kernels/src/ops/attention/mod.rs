@@ -33,16 +33,22 @@ const CHECK: Check = Check("attention");
 pub struct AttentionParams {
     /// Multiplies the scores; usually `head_dim^-0.5`.
     pub scale: f32,
-    /// A query sees this many keys at most, itself among them.
+    /// A query sees this many keys at most up to its own, which is among them.
     pub sliding_window: Option<usize>,
+    /// A query sees this many keys after its own at most: 0 in causal attention. The keys end where
+    /// k does, which must have no more than were written.
+    pub look_ahead: usize,
+    /// Bends scores towards this bound: a scaled score s becomes `softcap * tanh(s / softcap)`.
+    pub softcap: Option<f32>,
     /// True if a CPU computes in f32 even where it could round the operands of scores and sums to
     /// bf16. A GPU computes as its operands' types say.
     pub exact: bool,
 }
 
 /// `y[t, h] = sum_j softmax_j(scale * q[t, h] . k[g, j]) v[g, j]` over the keys that query t sees:
-/// `j <= positions[t]`, and `j > positions[t] - sliding_window` where there is a window. Query head
-/// h reads key head `g = h / (Hq / Hkv)`. With `sinks`, `exp(sinks[h])` is one more term of the
+/// `j <= positions[t] + look_ahead`, and `j > positions[t] - sliding_window` where there is a window.
+/// Query head h reads key head `g = h / (Hq / Hkv)`. With a `softcap` c, scores are
+/// `c tanh(scale * q . k / c)`. With `sinks`, `exp(sinks[h])` is one more term of the
 /// softmax's denominator: a score that belongs to a value of zero.
 ///
 /// | operand | shape | dtype |
@@ -66,13 +72,15 @@ pub struct AttentionParams {
 /// values are rounded to bf16 where caches are f16 or bf16, a key head has 16 rows of queries or
 /// more, and `exact` is not set.
 ///
-/// Source: transformers 5.24 `eager_attention_forward` (gpt-oss' has sinks) and
-/// `sliding_window_overlay`; mlx 0.32 `fast.scaled_dot_product_attention`.
+/// Source: transformers 5.24 `eager_attention_forward` (gpt-oss' has sinks, Gemma 2's a soft cap),
+/// `sliding_window_overlay` and `sliding_window_bidirectional_overlay`; mlx 0.32
+/// `fast.scaled_dot_product_attention`.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
 /// [`KernelError::Value`] for other dtypes, [`KernelError::Id`] for a position beyond the capacity,
-/// [`KernelError::Value`] for a window of 0 and a scale that is not finite.
+/// [`KernelError::Value`] for a window of 0, a scale that is not finite, and a cap that is not a
+/// finite number above 0.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -133,6 +141,9 @@ fn check_params(check: Check, params: &AttentionParams) -> Result<(), KernelErro
     if !params.scale.is_finite() {
         return Err(check.value("scale", params.scale, "a finite number is wanted"));
     }
+    if let Some(cap) = params.softcap.filter(|cap| !cap.is_finite() || *cap <= 0.0) {
+        return Err(check.value("softcap", cap, "a finite number above 0 is wanted"));
+    }
     Ok(())
 }
 
@@ -145,9 +156,15 @@ fn check_sinks(check: Check, sinks: Option<&Tensor>, q: &Tensor) -> Result<(), K
 }
 
 impl AttentionParams {
-    /// The keys that a query at `position` sees.
-    fn visible(&self, position: u32) -> std::ops::Range<usize> {
+    /// Causal attention to all earlier keys, whose scores are multiplied by `scale`.
+    pub fn causal(scale: f32) -> Self {
+        Self { scale, sliding_window: None, look_ahead: 0, softcap: None, exact: false }
+    }
+
+    /// The keys that a query at `position` sees of `capacity` that there are.
+    fn visible(&self, position: u32, capacity: usize) -> std::ops::Range<usize> {
         let end = position as usize + 1;
-        self.sliding_window.map_or(0, |window| end.saturating_sub(window))..end
+        let begin = self.sliding_window.map_or(0, |window| end.saturating_sub(window));
+        begin..end.saturating_add(self.look_ahead).min(capacity)
     }
 }

@@ -16,7 +16,7 @@ const CHECK: Check = Check("attention_paged");
 /// ```
 ///
 /// over the keys that token t sees of its own sequence s: those of `attention` for `positions[t]`,
-/// with its window and its sinks. It is made for a few tokens of each sequence; for many of one,
+/// with its window, its soft cap and its sinks (`look_ahead` is 0). It is made for a few tokens of each sequence; for many of one,
 /// [`gather_pages`] and `attention` are faster.
 ///
 /// | operand | shape | dtype |
@@ -108,6 +108,10 @@ fn check_operands(
         return Err(CHECK.shape_error("keys", keys, format!("its heads must divide the {query_heads} of q")));
     }
     check_params(CHECK, params)?;
+    if params.look_ahead != 0 {
+        let why = "keys in pages are those up to a query's own: 0 is wanted";
+        return Err(CHECK.value("look_ahead", params.look_ahead, why));
+    }
     check_sinks(CHECK, sinks, q)?;
     CHECK.same_device("keys", keys.device(), q.device())?;
     Ok(shape)

@@ -56,7 +56,7 @@ fn prepare(
     copies: usize,
 ) -> Result<Prepared, KernelError> {
     let host = &device.host()?;
-    let params = AttentionParams { scale: (d as f32).powf(-0.5), sliding_window: None, exact: false };
+    let params = AttentionParams::causal((d as f32).powf(-0.5));
     let q = activations(&[sequences, query_heads, d], dtype, 1, host)?;
     let columns = keys.div_ceil(PAGE_TOKENS);
     let count = sequences * columns;

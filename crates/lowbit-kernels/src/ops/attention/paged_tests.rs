@@ -18,6 +18,7 @@ struct Case {
     value_width: usize,
     window: Option<usize>,
     sinks: bool,
+    softcap: Option<f32>,
     /// Of q and of the pages.
     dtypes: [FloatType; 2],
 }
@@ -29,6 +30,7 @@ const CASE: Case = Case {
     value_width: 13,
     window: None,
     sinks: false,
+    softcap: None,
     dtypes: [F32; 2],
 };
 
@@ -44,7 +46,8 @@ struct Sequence {
 
 impl Case {
     fn params(&self) -> AttentionParams {
-        AttentionParams { scale: 0.3, sliding_window: self.window, exact: true }
+        let Self { window: sliding_window, softcap, .. } = *self;
+        AttentionParams { sliding_window, softcap, exact: true, ..AttentionParams::causal(0.3) }
     }
 
     fn sequence(&self, random: &mut Random, positions: &[u32]) -> Sequence {
@@ -172,13 +175,17 @@ fn steps_on(device: &Device) {
     CASE.check(&[&[63]], device);
 }
 
-fn windows_and_sinks_on(device: &Device) {
+fn windows_sinks_and_caps_on(device: &Device) {
     for window in [1, 40, 64, 150] {
         let case = Case { window: Some(window), ..CASE };
         case.check(&[&[0], &[63], &[64], &[200], &[400]], device);
         Case { sinks: true, ..case }.check(&[&[127], &[191], &[1]], device);
     }
     Case { sinks: true, ..CASE }.check(&[&[3], &[700]], device);
+    for softcap in [Some(50.0), Some(3.0)] {
+        Case { softcap, ..CASE }.check(&[&[3], &[64], &[700]], device);
+        Case { softcap, window: Some(40), sinks: true, ..CASE }.check(&[&[200], &[63]], device);
+    }
 }
 
 /// As drafts are verified: tokens after each other, and in any order.
@@ -202,7 +209,7 @@ fn on_the_cpu() {
     }
     let device = device();
     steps_on(&device);
-    windows_and_sinks_on(&device);
+    windows_sinks_and_caps_on(&device);
     several_tokens_of_each_on(&device);
     groups_of_heads_on(&device);
 }
@@ -218,8 +225,8 @@ mod on_a_gpu {
     }
 
     #[test]
-    fn windows_and_sinks() {
-        windows_and_sinks_on(&gpu());
+    fn windows_sinks_and_caps() {
+        windows_sinks_and_caps_on(&gpu());
     }
 
     #[test]
@@ -264,6 +271,7 @@ mod on_a_gpu {
             case.check(&[&[61, 62, 63, 64], &[254, 255, 256, 257]], &device);
             Case { window: Some(100), ..case }.check(&[&[99], &[100], &[3000], &[255]], &device);
             Case { sinks: true, ..case }.check(&[&[5], &[700]], &device);
+            Case { softcap: Some(4.0), ..case }.check(&[&[5], &[64], &[700]], &device);
             // As many tokens as leave a cube several parts each.
             let many: Vec<[u32; 1]> = (0..24).map(|i| [i * i * 2]).collect();
             case.check(&many.iter().map(|at| &at[..]).collect::<Vec<_>>(), &device);
@@ -285,7 +293,7 @@ mod on_a_gpu {
             let (keys, values_) = (ones(&[3, 1, 64, width]), ones(&[3, 1, 64, width]));
             let table = Tensor::new(&[0u32, 1, 2, 0, 1, 2, 9, 9], &[4, 2], &device).unwrap();
             let at = Tensor::new(&[5u32, 128, u32::MAX, 3], &[4], &device).unwrap();
-            let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+            let params = AttentionParams::causal(1.0);
             let pages = Pages { keys: &keys, values: &values_, table: &table };
             let y = attention_paged(&ones(&[4, 2, width]), pages, &at, None, &params).unwrap();
             for (row, y) in values(&y).chunks(width).enumerate() {
@@ -306,7 +314,7 @@ mod on_a_gpu {
         let (q, keys, values_) = (operand(&[2, 4, 16]), operand(&[9, 2, 64, 16]), operand(&[9, 2, 64, 16]));
         let mut table = Tensor::new(&[0u32; 8], &[2, 4], &device).unwrap();
         let mut at = Tensor::new(&[0u32; 2], &[2], &device).unwrap();
-        let params = AttentionParams { scale: 0.25, sliding_window: None, exact: false };
+        let params = AttentionParams::causal(0.25);
         let mut y = None;
         let pass = queue
             .capture(|| {
@@ -335,7 +343,7 @@ fn refusals_name_both_sides() {
     let f = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
     let (keys, values) = (f(&[2, 3, 64, 5]), f(&[2, 3, 64, 4]));
     let table = Tensor::new(&[0u32, 1], &[1, 2], &device).unwrap();
-    let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+    let params = AttentionParams::causal(1.0);
     let refused = |q: &Tensor, position: u32, sinks: Option<&Tensor>, params: AttentionParams| {
         let at = Tensor::new(&[position], &[1], &device).unwrap();
         let pages = Pages { keys: &keys, values: &values, table: &table };
@@ -361,6 +369,10 @@ fn refusals_name_both_sides() {
     assert_eq!(
         refused(&q, 0, None, AttentionParams { sliding_window: Some(0), ..params }),
         "attention_paged: sliding_window is 0, but a query sees itself at least"
+    );
+    assert_eq!(
+        refused(&q, 0, None, AttentionParams { look_ahead: 3, ..params }),
+        "attention_paged: look_ahead is 3, but keys in pages are those up to a query's own: 0 is wanted"
     );
     refused(&f(&[2, 6, 5]), 0, None, params);
 }

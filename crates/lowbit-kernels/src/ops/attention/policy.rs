@@ -1,6 +1,7 @@
 //! Chooses attention's kernel on a GPU, and its cut into cubes.
 
 use super::cuda::{MAX_SCALE, StepConfig, TileConfig, WGMMA_ROWS, WgmmaConfig};
+use super::gpu::operands::Softcap;
 use super::gpu::parts::PARTS;
 use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
@@ -44,6 +45,19 @@ impl Choice {
             Self::Stream(config) => &mut config.split,
         };
         *split = true;
+        self
+    }
+
+    /// The same kernel, whose scores have this cap.
+    pub(super) fn with_softcap(mut self, softcap: Option<Softcap>) -> Self {
+        let own = match &mut self {
+            Self::Step(config) => &mut config.softcap,
+            Self::Tile(config) => &mut config.softcap,
+            Self::Wgmma(config) => &mut config.softcap,
+            Self::CmmaTile(config) => &mut config.softcap,
+            Self::Stream(config) => &mut config.softcap,
+        };
+        *own = softcap;
         self
     }
 }
@@ -159,6 +173,7 @@ pub(super) fn stream_config(
         wide,
         split: false,
         paged: false,
+        softcap: None,
     };
     let steps = capacity.div_ceil(config.step() * planes);
     let splits = (FULL * caps.multiprocessors).div_ceil(rows.div_ceil(count) * heads).min(steps);
@@ -247,7 +262,8 @@ fn tile_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(Tile
         _ if width.max(value_width) <= 64 => (64, 2),
         _ => (64, 1),
     };
-    let mut config = TileConfig { dtype, width, value_width, blocks, planes, keys, stages, split: false };
+    let (split, softcap) = (false, None);
+    let mut config = TileConfig { dtype, width, value_width, blocks, planes, keys, stages, split, softcap };
     while config.shared_memory() > caps.shared_memory {
         if config.keys == 16 {
             return None;

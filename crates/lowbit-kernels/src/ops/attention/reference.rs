@@ -33,13 +33,15 @@ pub(crate) struct Answer {
     rows: Vec<(usize, f64)>,
     /// D.
     width: usize,
+    /// The cap of scores, or 0.
+    cap: f64,
 }
 
 impl Answer {
     /// The bound of the error of `y[i]` in f32.
     pub(crate) fn bound(&self, i: usize) -> f64 {
         let (keys, products) = self.row(i);
-        self.magnitude[i] * relative(keys, self.width, products, 0.0)
+        self.magnitude[i] * relative(keys, self.width, [products, self.cap], 0.0)
     }
 
     /// The bound of the error of `y[i]` on a CPU: where `rounded` is given, scaled queries, keys,
@@ -48,7 +50,7 @@ impl Answer {
         let Some(dtype) = rounded else { return self.bound(i) };
         let (keys, products) = self.row(i);
         let two = (1.0 + unit(dtype)).powi(2) - 1.0;
-        let relative = relative(keys, self.width, products, two);
+        let relative = relative(keys, self.width, [products, self.cap], two);
         // Weights stand above and below the line.
         let relative = (1.0 + relative) * (1.0 + EXP2_ERROR) / (1.0 - EXP2_ERROR) - 1.0;
         // AMX takes subnormal weights and products for zero.
@@ -64,7 +66,7 @@ impl Answer {
         // Vulkan's exponential may be off by 3 + 2 |x| units in the last place, or roundings twice
         // that; x is at most twice the products. Sums shrink once in 2 keys, and are put together
         // from lanes, planes and cubes.
-        let weight = gamma(self.width + 8 + 8) * products + gamma(6);
+        let weight = gamma(self.width + 8 + 8) * products + gamma(CAPPING) * self.cap + gamma(6);
         let sums = gamma(keys + 8 * keys.div_ceil(2) + 64);
         let relative = (2.0 * weight).exp_m1() + 2.0 * sums;
         let rounding = rounded.map_or(0.0, unit);
@@ -96,27 +98,40 @@ fn unit(dtype: FloatType) -> f64 {
 /// relatively, and by an ulp of its own. That holds of the weights above and below the line; each
 /// sum has as many terms, and shrinks (by an exponential and a product, 3 roundings) once in 16
 /// keys at most.
-pub(super) fn relative(keys: usize, width: usize, products: f64, operands: f64) -> f64 {
-    let weight = (operands + gamma(width + 8) * (1.0 + operands)) * products + gamma(2);
+pub(super) fn relative(keys: usize, width: usize, [products, cap]: [f64; 2], operands: f64) -> f64 {
+    let weight = score([products, cap], width, operands) + gamma(2);
     (2.0 * weight).exp_m1() + 2.0 * gamma(keys + 3 * keys.div_ceil(16) + 8)
 }
+
+/// The error of a score: see [`relative`]. A soft cap, whose slope is at most 1, makes none of them
+/// greater, and has an error of its own: absolute, since tensor cores' kernels take
+/// `1 - 2 / (e^2x + 1)`.
+pub(super) fn score([products, cap]: [f64; 2], width: usize, operands: f64) -> f64 {
+    (operands + gamma(width + 8) * (1.0 + operands)) * products + gamma(CAPPING) * cap
+}
+
+/// Roundings of a soft cap, relative to the cap: those of the factor before tanh and of the one
+/// behind it, of an exponential of up to 2 units and what joins them.
+const CAPPING: usize = 24;
 
 impl Operands<'_> {
     /// Attention as its formula says.
     pub(crate) fn attention(&self, params: &AttentionParams) -> Answer {
         let [query_heads, heads, capacity, width, value_width] = self.sizes;
         let scale = f64::from(params.scale);
-        let mut answer = Answer { width, ..Answer::default() };
+        let cap = params.softcap.map(f64::from);
+        let mut answer = Answer { width, cap: cap.unwrap_or(0.0), ..Answer::default() };
         for (t, &position) in self.positions.iter().enumerate() {
             for h in 0..query_heads {
                 let q = &self.q[(t * query_heads + h) * width..][..width];
                 let row = |j: usize| h / (query_heads / heads) * capacity + j;
-                let visible = params.visible(position);
+                let visible = params.visible(position, capacity);
                 let products = |j: usize| {
                     let k = &self.k[row(j) * width..][..width];
                     q.iter().zip(k).map(move |(&q, &k)| scale * f64::from(q) * f64::from(k))
                 };
-                let scores: Vec<f64> = visible.clone().map(|j| products(j).sum()).collect();
+                let capped = |score: f64| cap.map_or(score, |cap| cap * (score / cap).tanh());
+                let scores: Vec<f64> = visible.clone().map(|j| capped(products(j).sum())).collect();
                 let sink = self.sinks.get(h).map(|&sink| f64::from(sink));
                 let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();

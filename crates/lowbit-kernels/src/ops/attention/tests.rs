@@ -17,6 +17,8 @@ pub(super) struct Case {
     pub spread: f32,
     /// True if heads have sinks.
     pub sinks: bool,
+    pub softcap: Option<f32>,
+    pub look_ahead: usize,
 }
 
 pub(super) const CASE: Case = Case {
@@ -28,6 +30,8 @@ pub(super) const CASE: Case = Case {
     window: None,
     spread: 1.5,
     sinks: false,
+    softcap: None,
+    look_ahead: 0,
 };
 
 impl Case {
@@ -54,7 +58,8 @@ impl Case {
     }
 
     pub(super) fn params(&self) -> AttentionParams {
-        AttentionParams { scale: 0.3, sliding_window: self.window, exact: false }
+        let Self { window: sliding_window, softcap, look_ahead, .. } = *self;
+        AttentionParams { sliding_window, softcap, look_ahead, ..AttentionParams::causal(0.3) }
     }
 
     /// Compares all that `run` makes of q, k, v, positions and sinks with the reference, each with
@@ -71,7 +76,7 @@ impl Case {
         let mut numbers = |shape: &[usize], spread| random.normal(shape.iter().product(), spread);
         let params = self.params();
         let seen: Vec<bool> = (0..self.capacity)
-            .map(|j| positions.iter().any(|&position| params.visible(position).contains(&j)))
+            .map(|j| positions.iter().any(|&position| params.visible(position, self.capacity).contains(&j)))
             .collect();
         let q_shape = [positions.len(), self.query_heads, self.width];
         let (q, qs) = tensor(&numbers(&q_shape, self.spread), &q_shape, dtype, host);
@@ -215,7 +220,7 @@ fn a_streamed_nan_reaches_its_own_head_only() {
         let tensor = |x: &[f32], shape: &[usize]| Tensor::new(x, shape, &device).unwrap();
         let (q, k, v) = (tensor(&q, &[1, 4, 16]), tensor(&k, &[2, 80, 16]), tensor(&v, &[2, 80, 16]));
         let at = Tensor::new(&[78u32], &[1], &device).unwrap();
-        let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+        let params = AttentionParams::causal(1.0);
         let y = attention(&q, &k, &v, &at, None, &params).unwrap();
         for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
             let nan = i / 16 == 1 || i / 16 >= 2 && i % 16 == 3;
@@ -250,7 +255,7 @@ fn nan_reaches_its_own_rows_only() {
         let (mut q, k, v) = (ones(&[3, 2, 4]), ones(&[1, 8, 4]), ones(&[1, 8, 5]));
         q.as_mut_slice::<f32>().unwrap()[3 * 4] = f32::NAN;
         let at = Tensor::new(&[2u32, 3, 4], &[3], &device).unwrap();
-        let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+        let params = AttentionParams::causal(1.0);
         let y = attention(&q, &k, &v, &at, None, &params).unwrap();
         for (row, y) in y.as_slice::<f32>().unwrap().chunks(5).enumerate() {
             assert!(y.iter().all(|y| if row == 3 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
@@ -274,7 +279,7 @@ fn refusals_name_both_sides() {
     let device = device();
     let f = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
     let at = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
-    let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+    let params = AttentionParams::causal(1.0);
     let (q, k, v) = (f(&[2, 6, 5]), f(&[3, 7, 5]), f(&[3, 7, 4]));
     let refused = |q: &Tensor, k: &Tensor, v: &Tensor, at: &Tensor| {
         attention(q, k, v, at, None, &params).unwrap_err().to_string()
@@ -311,6 +316,12 @@ fn refusals_name_both_sides() {
         error(AttentionParams { scale: f32::NAN, ..params }),
         "attention: scale is NaN, but a finite number is wanted"
     );
+    for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        assert_eq!(
+            error(AttentionParams { softcap: Some(cap), ..params }),
+            format!("attention: softcap is {cap}, but a finite number above 0 is wanted")
+        );
+    }
     let sinks = |sinks: &Tensor| attention(&q, &k, &v, &two, Some(sinks), &params).unwrap_err().to_string();
     assert_eq!(sinks(&f(&[3])), "attention: sinks is [3], but q [2, 6, 5] wants [6]");
     let half = Tensor::zeros(&[6], DType::F16, &device);
@@ -354,5 +365,43 @@ fn a_sink_of_minus_infinity_is_none_and_a_great_one_takes_all() {
         assert_eq!(with(f32::NEG_INFINITY).as_slice::<f32>().unwrap(), none.as_slice::<f32>().unwrap());
         assert!(with(1e30).as_slice::<f32>().unwrap().iter().all(|&y| y == 0.0));
         assert!(with(f32::NAN).as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
+    }
+}
+
+/// Scores far below the cap, around it and far above; by every way through the op on a CPU.
+#[test]
+fn scores_are_capped() {
+    for device in devices() {
+        for (softcap, spread) in [(50.0, 1.5), (4.0, 1.5), (0.5, 1.5), (3.0, 1000.0)] {
+            let case = Case { softcap: Some(softcap), spread, ..CASE };
+            for cache in FLOATS {
+                case.check(&(11..48).collect::<Vec<_>>(), FloatType::F32, cache, &device);
+                case.check(&[70], FloatType::F32, cache, &device);
+            }
+            let case = Case { width: 64, value_width: 64, window: Some(20), sinks: true, ..case };
+            case.check(&[99, 3, 50, 3, 0, 149], FloatType::F32, FloatType::BF16, &device);
+            case.check(&[149], FloatType::F32, FloatType::BF16, &device);
+            let long = Case { capacity: 2100, window: None, sinks: false, ..case };
+            long.check(&[2077], FloatType::F32, FloatType::F16, &device);
+            long.check(&[2077, 2078], FloatType::F32, FloatType::F32, &device);
+        }
+    }
+}
+
+/// All keys, and a few on both sides: the last ones are beyond k's end.
+#[test]
+fn queries_see_keys_after_their_own() {
+    for device in devices() {
+        for (look_ahead, window) in [(1, None), (40, None), (usize::MAX, None), (16, Some(17)), (64, Some(3))]
+        {
+            let case = Case { look_ahead, window, ..CASE };
+            for cache in FLOATS {
+                case.check(&(0..150).collect::<Vec<_>>(), FloatType::F32, cache, &device);
+                case.check(&[70], FloatType::F32, cache, &device);
+            }
+            let case = Case { width: 64, value_width: 32, ..case };
+            case.check(&[149, 3, 50, 3, 0, 120], FloatType::F32, FloatType::F16, &device);
+            case.check(&[3], FloatType::F32, FloatType::F32, &device);
+        }
     }
 }

@@ -31,7 +31,7 @@ pub struct LatentAttentionParams {
 
 impl LatentAttentionParams {
     fn attention(&self) -> AttentionParams {
-        AttentionParams { scale: self.scale, sliding_window: None, exact: self.exact }
+        AttentionParams { exact: self.exact, ..AttentionParams::causal(self.scale) }
     }
 
     /// Checks that latents of `width` elements have a value.

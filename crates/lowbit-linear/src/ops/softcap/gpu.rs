@@ -1,11 +1,10 @@
 //! Soft caps on a GPU: the elementwise kernel (`ops/elementwise/gpu.rs`) with
 //! `y * tanh(x / y)`, and with its slope.
 
-use super::{SERIES, SMALL};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::math::{exp, unless_nan};
+use crate::gpu::math::tanh;
 use crate::ops::Check;
 use crate::ops::elementwise::{Broadcast, gpu as elementwise};
 use crate::{KernelError, Tensor};
@@ -19,21 +18,6 @@ impl elementwise::Combine for Softcap {
     fn combine(x: f32, y: f32) -> f32 {
         y * tanh(x / y)
     }
-}
-
-/// The CPU's, step by step: what devices call tanh is rougher, and may overflow.
-#[cube]
-fn tanh(x: f32) -> f32 {
-    let magnitude = select(x < 0.0f32, -x, x);
-    let e = exp(-2.0f32 * magnitude);
-    let large = (1.0f32 - e) / (1.0f32 + e);
-    let large = select(x < 0.0f32, -large, large);
-    let square = x * x;
-    let mut series = fma(square, comptime!(SERIES[0]).runtime(), comptime!(SERIES[1]).runtime());
-    series = fma(series, square, comptime!(SERIES[2]).runtime());
-    series = fma(series, square, comptime!(SERIES[3]).runtime());
-    let small = fma(series * square, x, x);
-    unless_nan(x, select(magnitude < comptime!(SMALL).runtime(), small, large))
 }
 
 struct Slope;

@@ -57,36 +57,13 @@ fn operands(check: Check, x: &Tensor, y: &Tensor) -> Result<DType, KernelError> 
     Ok(dtype)
 }
 
-/// `(tanh(x) - x) / x^3` below [`SMALL`], by powers of x^2, highest first: the series of tanh.
-const SERIES: [f32; 4] = [62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0];
-/// The series is short of less than f32's rounding up to here, and beyond it `1 - e^-2x` keeps its
-/// digits.
-const SMALL: f32 = 0.25;
-
 struct Capped;
 
 impl Map<2> for Capped {
     #[inline(always)]
     fn apply<S: Simd>(&self, simd: S, [x, cap]: [S::V; 2]) -> S::V {
-        simd.mul(cap, tanh(simd, simd.div(x, cap)))
+        simd.mul(cap, simd.tanh(simd.div(x, cap)))
     }
-}
-
-#[inline(always)]
-fn tanh<S: Simd>(simd: S, x: S::V) -> S::V {
-    let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
-    let minus = simd.sub(zero, x);
-    let magnitude = simd.max(minus, x);
-    let e = simd.exp(simd.mul(magnitude, simd.splat(-2.0)));
-    let large = simd.div(simd.sub(one, e), simd.add(one, e));
-    let large = simd.select_lt(x, zero, simd.sub(zero, large), large);
-    let square = simd.mul(x, x);
-    let mut series = simd.splat(SERIES[0]);
-    for c in &SERIES[1..] {
-        series = simd.mul_add(series, square, simd.splat(*c));
-    }
-    let small = simd.mul_add(simd.mul(series, square), x, x);
-    simd.select_lt(magnitude, simd.splat(SMALL), small, large)
 }
 
 /// `1 - tanh(x / cap)^2`, which is `4 e / (1 + e)^2` for `e = e^(-2 |x / cap|)`.

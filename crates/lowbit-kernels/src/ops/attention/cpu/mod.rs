@@ -18,7 +18,8 @@ use crate::{
     Cpu, KernelError, Tensor,
     cast::{Float, with_float},
     simd::{
-        Kernel, Simd, math,
+        Kernel, Simd,
+        math::{self, Math},
         slices::{self, Scale},
     },
 };
@@ -54,6 +55,8 @@ struct Plan<'a> {
     /// Query heads that read one key head.
     group: usize,
     heads: usize,
+    /// Keys of a head.
+    capacity: usize,
     width: usize,
     value_width: usize,
     /// Tokens of a block; the last one may have fewer.
@@ -80,8 +83,13 @@ impl Plan<'_> {
 
     /// The keys that any token of `tokens` sees.
     fn keys(&self, tokens: Range<usize>) -> Range<usize> {
-        let visible = self.positions[tokens].iter().map(|&position| self.params.visible(position));
+        let visible = self.positions[tokens].iter().map(|&position| self.visible(position));
         visible.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
+    }
+
+    /// The keys that a query at `position` sees.
+    fn visible(&self, position: u32) -> Range<usize> {
+        self.params.visible(position, self.capacity)
     }
 
     fn tokens(&self, block: usize) -> Range<usize> {
@@ -134,6 +142,17 @@ impl<'a, T> Task<'a, T> {
         let Plan { group, heads, width, .. } = *self.plan;
         let row = ((self.tokens.start + index / group) * heads + self.head) * group + index % group;
         &self.q[row * width..][..width]
+    }
+}
+
+/// Bends scores, whole vectors of them, towards `cap`, if there is one.
+#[inline(always)]
+pub(super) fn bend<S: Simd>(simd: S, scores: &mut [f32], cap: Option<f32>) {
+    let Some(cap) = cap else { return };
+    let (cap, inverse) = (simd.splat(cap), simd.splat(1.0 / cap));
+    for scores in scores.chunks_exact_mut(S::LANES) {
+        let bent = simd.tanh(simd.mul(simd.load(scores), inverse));
+        simd.store(simd.mul(cap, bent), scores);
     }
 }
 
@@ -240,7 +259,8 @@ impl<'a> Plan<'a> {
         let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
         let group = q.dim(1) / heads;
         let block = (rows(positions.len() * q.dim(1)) / group).clamp(1, positions.len());
-        Self { positions, sinks, params, group, heads, width, value_width, block, stretches: 1 }
+        let capacity = k.dim(1);
+        Self { positions, sinks, params, group, heads, capacity, width, value_width, block, stretches: 1 }
     }
 
     /// Computes the result, task by task.
@@ -309,7 +329,7 @@ impl Plan<'_> {
         run: impl Fn(Task<'_, T>) + Sync + Send,
     ) {
         let (blocks, longest) = (self.blocks(), self.longest());
-        let capacity = k.len() / self.heads / self.width;
+        let capacity = self.capacity;
         let run = |(task, output): (usize, Output<'_>)| {
             let (block, stretch) = (task / self.stretches, task % self.stretches);
             let (head, tokens) = (block / blocks, self.tokens(block % blocks));

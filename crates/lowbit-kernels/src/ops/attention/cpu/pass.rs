@@ -1,5 +1,5 @@
 use super::{
-    Plan, Task,
+    Plan, Task, bend,
     tile::{Left, Product},
 };
 use crate::{
@@ -44,6 +44,7 @@ impl<T: Float> Kernel for Pass<'_, T> {
             let all = 0..keys.len();
             Product { a: k, b: &queries, rows: all, depth: width, columns: softmax.lanes }
                 .add_to(simd, scores);
+            bend(simd, scores, task.plan.params.softcap);
             softmax.mask(&runs, keys.len());
             if softmax.update(simd, keys.len()) {
                 softmax.rescale(&mut sums, columns);
@@ -105,7 +106,7 @@ impl<T: Float> Task<'_, T> {
         let within = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
         let mut runs: Vec<Run> = vec![];
         for (i, &position) in self.plan.positions[self.tokens.clone()].iter().enumerate() {
-            let visible = self.plan.params.visible(position);
+            let visible = self.plan.visible(position);
             let keys = within(visible.start)..within(visible.end);
             let rows = i * self.plan.group..(i + 1) * self.plan.group;
             match runs.last_mut() {

@@ -1,6 +1,6 @@
 //! One token's attention, as fast as memory gives keys and values.
 
-use super::{Output, Plan, Task};
+use super::{Output, Plan, Task, bend};
 use crate::{
     cast::Float,
     simd::{
@@ -44,6 +44,7 @@ impl<T: Float> Kernel for Stream<'_, T> {
         let mut unasked = Some(v);
         for keys in Keys::all(&task.keys, together) {
             heads.score(simd, k, keys, unasked.take());
+            bend(simd, &mut heads.scores, plan.params.softcap);
             heads.weigh(simd, keys.count);
             heads.sum_values(simd, v, keys);
         }

@@ -1,6 +1,7 @@
 //! The tile kernel's compile-time configuration, and sizes that follow from it.
 
 use super::rows::{Cut, Layout, Values};
+use crate::ops::attention::gpu::operands::Softcap;
 use lowbit_formats::FloatType;
 
 /// The kernel's compile-time configuration.
@@ -23,6 +24,8 @@ pub(in super::super) struct TileConfig {
     /// True if several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs`
     /// combines.
     pub split: bool,
+    /// The cap of scores, if there is one.
+    pub softcap: Option<Softcap>,
 }
 
 impl TileConfig {

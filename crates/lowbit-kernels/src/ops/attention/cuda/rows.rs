@@ -1,11 +1,12 @@
 //! The keys that a cube's query rows see, the treatment of values that are not finite, and the
 //! storing of rows.
 
-use crate::gpu::cuda::ptx::{meet, pack, register, shared_words, show_writes, store_words};
-use crate::ops::attention::gpu::operands::{Sizes, VisibleKeys, reciprocal, row_index, seen_keys};
+use crate::gpu::cuda::ptx::{exp2, meet, pack, register, shared_words, show_writes, store_words};
+use crate::ops::attention::gpu::operands::{Sizes, Softcap, VisibleKeys, reciprocal, row_index, seen_keys};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
+use std::f32::consts::LOG2_E;
 
 /// The cut of a cube's query rows and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +23,38 @@ pub(in super::super) struct Cut {
 
 /// The greatest score of no keys: less than any score, and finite when the scale multiplies it.
 pub(super) const LOWEST_SCORE: f32 = -1.0e38;
+
+/// A score that is not scaled, bent so that, scaled, it is below the cap: `cap tanh(s / cap)` over
+/// the scale. The scale includes the factor log2(e). The error is a few roundings of the cap.
+#[cube]
+pub(super) fn capped(score: f32, scale: f32, #[comptime] softcap: Option<Softcap>) -> f32 {
+    let inverse = comptime!(2.0 * Softcap::inverse(softcap)).runtime();
+    let cap = comptime!(LOG2_E * Softcap::value(softcap)).runtime();
+    // An infinite power gives 1, and a power of 0 gives -1.
+    let bent = 1.0f32 - 2.0f32 / (exp2(score * (scale * inverse)) + 1.0f32);
+    bent * (cap / scale)
+}
+
+/// The same for all scores that a unit has, if there is a cap.
+#[cube]
+pub(super) fn cap_scores(
+    scores: &mut Array<Vector<f32, Const<4>>>,
+    scale: f32,
+    #[comptime] count: usize,
+    #[comptime] softcap: Option<Softcap>,
+) {
+    if comptime!(softcap.is_some()) {
+        #[unroll]
+        for i in 0..count {
+            let mut score = scores[i];
+            #[unroll]
+            for j in 0..4usize {
+                score.insert(j, capped(score.extract(j), scale, softcap));
+            }
+            scores[i] = score;
+        }
+    }
+}
 
 /// The keys that each of a unit's rows sees: those from `low` to `high`.
 #[derive(CubeType)]

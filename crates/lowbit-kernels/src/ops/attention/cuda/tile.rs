@@ -6,7 +6,9 @@
 //! values while its scores are computed.
 
 use super::config::TileConfig;
-use super::rows::{Destination, PartPlace, RowBounds, row_bounds, visible_keys, zero_non_finite_values};
+use super::rows::{
+    Destination, PartPlace, RowBounds, cap_scores, row_bounds, visible_keys, zero_non_finite_values,
+};
 use super::sums::Sums;
 use crate::gpu::cuda::ptx::{address, copy_vector, load_tiles, mma, wait_copies};
 use crate::gpu::launch::kernel;
@@ -65,6 +67,7 @@ pub(in crate::ops::attention) fn attention_tile(
             copy_keys(&inputs.v, k_at + to_v, &keys, at, comptime!(config.value_width), config);
         }
         let mut scores = products(q_at, k_at, config);
+        cap_scores(&mut scores, scale, comptime!(config.blocks * config.keys / 8), config.softcap);
         if at < visible.all_begin || next > min(visible.all_end, visible.end) {
             if comptime!(config.stages == 1) {
                 wait_copies();

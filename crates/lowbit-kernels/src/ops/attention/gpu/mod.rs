@@ -25,7 +25,7 @@ use crate::{Device, KernelError, Tensor};
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
 use lowbit_formats::{DType, FloatType};
-use operands::{InputsArgs, Sizes};
+use operands::{InputsArgs, Sizes, Softcap};
 use policy::Choice;
 use std::f32::consts::LOG2_E;
 
@@ -62,6 +62,20 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     push(FloatType::F16, FloatType::F16, [2048, 4, 4096, 512, 512]);
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
+    // Of Gemma 2, whose scores have a soft cap: steps and prompts.
+    let softcap = Softcap::of(&AttentionParams { softcap: Some(50.0), ..AttentionParams::causal(1.0) });
+    for dtype in [FloatType::F32, FloatType::F16] {
+        let (config, _) = policy::stream_config([dtype; 2], [2, 4, 4096, 256, 256], target.caps());
+        kernels.push(stream::compiled(target, StreamConfig { softcap, ..config }).code());
+    }
+    for rows in [2, 2048] {
+        let sizes = [rows, 4, 4096, 256, 256];
+        let all = policy::tensor_core_choices([FloatType::BF16; 2], sizes, 0.1, target).into_iter();
+        kernels.extend(all.filter_map(|(choice, _)| cuda::code(target, choice.with_softcap(softcap))));
+    }
+    let all = policy::cmma_tiles([FloatType::F16; 2], [2048, 4, 4096, 256, 256], target).into_iter();
+    let capped = all.take(1).map(|(config, _)| CmmaTile { softcap, ..config });
+    kernels.extend(capped.map(|config| cmma_tile::compiled(target, config).code()));
     // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps of one token and of a
     // few.
     let sizes = [
@@ -152,6 +166,7 @@ fn attention_by(
     let sizes = [tokens * group, heads, capacity, width, value_width];
     let (kernel, splits) = choose([dtype, cache], sizes);
     let kernel = if sinks.is_some() { kernel.in_parts() } else { kernel };
+    let kernel = kernel.with_softcap(Softcap::of(params));
     call.run(splits, |out| match kernel {
         Choice::Step(config) => cuda::launch_step(&call, config, splits, out),
         Choice::Tile(config) => cuda::launch_tile(&call, config, splits, out),
@@ -266,6 +281,7 @@ impl Call<'_> {
             group: CHECK.index(self.group)?,
             capacity: CHECK.index(self.capacity)?,
             window,
+            ahead: self.params.look_ahead.try_into().unwrap_or(u32::MAX),
         })
     }
 }

@@ -2,6 +2,8 @@
 //! treatment of a row that sees none.
 
 use crate::gpu::launch::LaunchArgs;
+use crate::gpu::math::tanh;
+use crate::ops::attention::AttentionParams;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -24,8 +26,41 @@ pub(in crate::ops::attention) struct Sizes {
     pub group: u32,
     /// Keys per key head.
     pub capacity: u32,
-    /// The most keys that a query sees.
+    /// The most keys that a query sees up to its own.
     pub window: u32,
+    /// The most that it sees after its own.
+    pub ahead: u32,
+}
+
+/// The bits of the cap of scores, which a kernel's configuration has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::ops::attention) struct Softcap(u32);
+
+impl Softcap {
+    pub fn of(params: &AttentionParams) -> Option<Self> {
+        params.softcap.map(|cap| Self(cap.to_bits()))
+    }
+
+    /// The cap, and 0 where there is none.
+    pub fn value(cap: Option<Self>) -> f32 {
+        cap.map_or(0.0, |cap| f32::from_bits(cap.0))
+    }
+
+    /// `1 / cap`.
+    pub fn inverse(cap: Option<Self>) -> f32 {
+        Self::value(cap).recip()
+    }
+}
+
+/// A scaled score, bent towards the cap if there is one.
+#[cube]
+pub(in crate::ops::attention) fn capped(score: f32, #[comptime] softcap: Option<Softcap>) -> f32 {
+    if comptime!(softcap.is_some()) {
+        let inverse = comptime!(Softcap::inverse(softcap)).runtime();
+        tanh(score * inverse) * comptime!(Softcap::value(softcap)).runtime()
+    } else {
+        score
+    }
 }
 
 /// The keys that a cube's query rows see: at least one row sees those from `begin` to `end`, and
@@ -50,14 +85,23 @@ pub(in crate::ops::attention) struct SeenKeys {
 #[cube]
 pub(in crate::ops::attention) fn seen_keys(positions: &[u32], row: u32, sizes: &Sizes) -> SeenKeys {
     let position = positions[(min(row, sizes.rows - 1u32) / sizes.group) as usize];
-    seen_from(position, sizes.capacity, sizes.window)
+    seen_from(position, sizes.capacity, sizes.window).ahead(sizes.ahead, sizes.capacity)
 }
 
-/// The keys that a query at `position` sees, of `capacity` that there are.
+/// The keys up to its own that a query at `position` sees, of `capacity` that there are.
 #[cube]
 pub(in crate::ops::attention) fn seen_from(position: u32, capacity: u32, window: u32) -> SeenKeys {
     let high = select(position < capacity, position + 1u32, 0u32);
     SeenKeys { low: high - min(high, window), high }
+}
+
+#[cube]
+impl SeenKeys {
+    /// With the `ahead` keys that follow, as far as there are so many.
+    pub fn ahead(&self, ahead: u32, capacity: u32) -> SeenKeys {
+        let more = select(self.high == 0u32, 0u32, min(ahead, capacity - self.high));
+        SeenKeys { low: self.low, high: self.high + more }
+    }
 }
 
 #[cube]

@@ -1,6 +1,7 @@
 //! Attention over pages of a pool: rows of each token alone, whose keys are summed in parts
 //! (`parts.rs`) and combined.
 
+use super::operands::Softcap;
 use super::parts::PARTS;
 use super::{Call, stream};
 use crate::gpu::Gpu;
@@ -50,7 +51,7 @@ pub(in crate::ops::attention) fn attention_paged(
     let [width, value_width] = shape.widths;
     let sizes = [call.group, shape.heads, tokens, width, value_width];
     let (kernel, cubes) = policy::choose_paged(dtypes, sizes, params.scale * LOG2_E, gpu.target());
-    call.run(PARTS, |out| match kernel {
+    call.run(PARTS, |out| match kernel.with_softcap(Softcap::of(params)) {
         Choice::Step(config) => cuda::launch_step(&call, config, cubes, out),
         Choice::Stream(config) => stream::launch(&call, config, cubes, out),
         Choice::Tile(_) | Choice::Wgmma(_) | Choice::CmmaTile(_) => unreachable!("they take no pages"),

@@ -11,7 +11,7 @@
 mod keys;
 mod output;
 
-use super::operands::{Inputs, InputsArgs, SeenKeys, Sizes, VisibleKeys, seen_from, seen_keys};
+use super::operands::{Inputs, InputsArgs, SeenKeys, Sizes, Softcap, VisibleKeys, seen_from, seen_keys};
 use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::CUBES;
@@ -55,6 +55,8 @@ pub(crate) struct StreamConfig {
     /// True if keys are in pages: a cube then has rows of one token, and a part of their keys
     /// (`parts.rs`).
     pub paged: bool,
+    /// The cap of scores, if there is one.
+    pub softcap: Option<Softcap>,
 }
 
 impl StreamConfig {

@@ -5,6 +5,7 @@
 use crate::Cpu;
 use crate::gemm::{Extent, Onto, Packed, Transposed, product, transpose};
 use crate::ops::attention::AttentionParams;
+use crate::ops::attention::cpu::bend;
 use crate::simd::{Kernel, MAX_LANES, Simd, math};
 use std::ops::Range;
 
@@ -46,7 +47,7 @@ impl Problem<'_> {
         }
         let mut seen = vec![false; self.capacity];
         for &position in self.positions {
-            seen[self.params.visible(position)].fill(true);
+            seen[self.params.visible(position, self.capacity)].fill(true);
         }
         let pass = Pass { problem: self, seen: &seen };
         let per_token = self.group * self.heads;
@@ -78,7 +79,8 @@ impl Problem<'_> {
 
     /// The keys that any of some tokens sees.
     fn visible(&self, tokens: &Range<usize>) -> Range<usize> {
-        let each = self.positions[tokens.clone()].iter().map(|&position| self.params.visible(position));
+        let visible = |&position| self.params.visible(position, self.capacity);
+        let each = self.positions[tokens.clone()].iter().map(visible);
         each.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
@@ -158,16 +160,17 @@ impl Pass<'_> {
     /// The block's scores, -inf where a row does not see a key.
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, block: &mut Block, tokens: &Range<usize>, keys: &Range<usize>) {
-        let Problem { positions, params, group, width, .. } = *self.problem;
+        let Problem { positions, params, group, capacity, width, .. } = *self.problem;
         let extent = Extent { rows: tokens.len() * group, depth: width, columns: KEYS };
         product(simd, &block.q, &block.k, &mut block.weights, extent, Onto::Nothing);
         for (i, scores) in block.weights.chunks_exact_mut(KEYS).take(tokens.len() * group).enumerate() {
-            let visible = params.visible(positions[tokens.start + i / group]);
+            let visible = params.visible(positions[tokens.start + i / group], capacity);
             let within = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
             let visible = within(visible.start)..within(visible.end);
+            scores[visible.clone()].iter_mut().for_each(|score| *score *= params.scale);
+            bend(simd, scores, params.softcap);
             scores[..visible.start].fill(f32::NEG_INFINITY);
             scores[visible.end..].fill(f32::NEG_INFINITY);
-            scores[visible].iter_mut().for_each(|score| *score *= params.scale);
         }
     }
 
@@ -177,11 +180,16 @@ impl Pass<'_> {
     fn weigh<S: Simd>(&self, simd: S, block: &mut Block, rows: &[Row]) {
         let extent = Extent { rows: rows.len(), depth: self.problem.value_width, columns: KEYS };
         product(simd, &block.dy, &block.v, &mut block.gradients, extent, Onto::Nothing);
+        let AttentionParams { scale, softcap, .. } = *self.problem.params;
+        let inverse = softcap.map_or(0.0, |cap| 1.0 / cap);
         let pairs = block.weights.chunks_exact_mut(KEYS).zip(block.gradients.chunks_exact_mut(KEYS));
         for ((weights, gradients), row) in pairs.zip(rows) {
             for (weight, gradient) in weights.iter_mut().zip(gradients) {
+                // The score of a key that is not seen is -inf, and its weight 0.
+                let bent = *weight * inverse;
+                let slope = (1.0 - bent * bent).max(0.0);
                 *weight = math::exp(*weight - row.log_sum);
-                *gradient = self.problem.params.scale * *weight * (*gradient - row.along);
+                *gradient = scale * *weight * slope * (*gradient - row.along);
             }
         }
     }

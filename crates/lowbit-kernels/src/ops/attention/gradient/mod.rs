@@ -30,6 +30,8 @@ pub struct AttentionGradient {
 /// dk[g, j]    = scale * sum over t and the heads h of g of ds[t, h, j] q[t, h]
 /// dv[g, j]    = sum over t and the heads h of g of p[t, h, j] dy[t, h]
 /// ```
+/// With a soft cap c, ds is multiplied by its slope `1 - (s / c)^2`, where s is the capped score.
+///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | q, k, v, positions | as in [`attention()`](super::attention()) | |

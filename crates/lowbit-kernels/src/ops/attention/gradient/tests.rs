@@ -17,8 +17,13 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
     let k = coarse(&mut random, heads * capacity * width);
     let v = coarse(&mut random, heads * capacity * value_width);
     let dy = coarse(&mut random, 2 * query_heads * value_width);
-    for sliding_window in [None, Some(2)] {
-        let params = AttentionParams { scale: 0.5, sliding_window, exact: false };
+    let causal = AttentionParams::causal(0.5);
+    for params in [
+        causal,
+        AttentionParams { sliding_window: Some(2), ..causal },
+        AttentionParams { softcap: Some(0.7), ..causal },
+        AttentionParams { sliding_window: Some(2), look_ahead: 1, softcap: Some(2.0), ..causal },
+    ] {
         let loss = |q: &[f32], k: &[f32], v: &[f32]| {
             dot(&Operands { q, k, v, positions: &positions, sinks: &[], sizes }.attention(&params).y, &dy)
         };
@@ -31,27 +36,26 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
 }
 
 /// A call's operands and dy; keys and values that no query sees are NaN.
-fn operands(
-    device: &Device,
-    sizes: [usize; 5],
-    positions: &[u32],
-    window: Option<usize>,
-) -> ([Tensor; 5], AttentionParams) {
+fn operands(device: &Device, sizes: [usize; 5], positions: &[u32], params: &AttentionParams) -> [Tensor; 5] {
     let [query_heads, heads, capacity, width, value_width] = sizes;
-    let params = AttentionParams { scale: 0.3, sliding_window: window, exact: false };
     let mut random = Random::new(positions.len() as u64);
     let mut float = |shape: &[usize]| normal(&mut random, shape, FLOATS[0], &host(device)).0;
     let (q, dy) =
         (float(&[positions.len(), query_heads, width]), float(&[positions.len(), query_heads, value_width]));
     let (mut k, mut v) = (float(&[heads, capacity, width]), float(&[heads, capacity, value_width]));
-    let seen = |j: usize| positions.iter().any(|&position| params.visible(position).contains(&j));
+    let seen = |j: usize| positions.iter().any(|&position| params.visible(position, capacity).contains(&j));
     for (x, width) in [(&mut k, width), (&mut v, value_width)] {
         for (row, x) in x.as_mut_slice::<f32>().unwrap().chunks_mut(width).enumerate() {
             x.iter_mut().filter(|_| !seen(row % capacity)).for_each(|x| *x = f32::NAN);
         }
     }
     let at = Tensor::new(positions, &[positions.len()], &host(device)).unwrap();
-    ([q, k, v, dy, at].map(|x| x.to_device(device).unwrap()), params)
+    [q, k, v, dy, at].map(|x| x.to_device(device).unwrap())
+}
+
+/// Causal attention with a window.
+fn windowed(sliding_window: Option<usize>) -> AttentionParams {
+    AttentionParams { sliding_window, ..AttentionParams::causal(0.3) }
 }
 
 /// The op's result in f32, on the host: a GPU's own may be further from f64 than the reference's
@@ -63,10 +67,14 @@ fn forward([q, k, v, at]: [&Tensor; 4], params: &AttentionParams) -> Tensor {
 }
 
 fn check(device: &Device, sizes: [usize; 5], positions: &[u32], window: Option<usize>) {
-    let ([q, k, v, dy, at], params) = operands(device, sizes, positions, window);
-    let y = forward([&q, &k, &v, &at], &params);
-    let got = attention_backward([&q, &k, &v], &at, &params, [&y, &dy]).unwrap();
-    compare([&q, &k, &v, &dy], sizes, (positions, &params), &got);
+    check_with(device, sizes, positions, &windowed(window));
+}
+
+fn check_with(device: &Device, sizes: [usize; 5], positions: &[u32], params: &AttentionParams) {
+    let [q, k, v, dy, at] = operands(device, sizes, positions, params);
+    let y = forward([&q, &k, &v, &at], params);
+    let got = attention_backward([&q, &k, &v], &at, params, [&y, &dy]).unwrap();
+    compare([&q, &k, &v, &dy], sizes, (positions, params), &got);
 }
 
 /// With the reference.
@@ -98,6 +106,13 @@ fn agrees_with_f64_on(devices: &[Device]) {
         check(device, [2, 1, 100, 65, 7], &[99, 3, 64, 63], Some(40));
         check(device, [70, 1, 9, 5, 3], &[8, 0], None);
         check(device, [1, 1, 1, 1, 1], &[0], None);
+        for softcap in [0.5, 4.0, 50.0] {
+            let params = AttentionParams { softcap: Some(softcap), ..windowed(Some(40)) };
+            check_with(device, [6, 2, 150, 20, 13], &prefill, &params);
+        }
+        let both = AttentionParams { look_ahead: 12, ..windowed(Some(13)) };
+        check_with(device, [6, 2, 75, 20, 13], &prefill, &both);
+        check_with(device, [2, 1, 75, 8, 7], &prefill, &AttentionParams { look_ahead: usize::MAX, ..both });
     }
 }
 
@@ -127,7 +142,8 @@ mod gpu_tests {
         let Device::Gpu(queue) = &device else { unreachable!() };
         let positions: Vec<u32> = (0..80).rev().collect();
         for (pairs, window) in [(7 * 6 * 96, None), (1, Some(17))] {
-            let ([q, k, v, dy, at], params) = operands(&device, sizes, &positions, window);
+            let params = windowed(window);
+            let [q, k, v, dy, at] = operands(&device, sizes, &positions, &params);
             let y = forward([&q, &k, &v, &at], &params);
             let [q, k, v, dy] = [&q, &k, &v, &dy];
             let of = super::super::Operands {
@@ -146,7 +162,8 @@ mod gpu_tests {
     #[test]
     fn gpu_repeats_every_bit() {
         let positions: Vec<u32> = (0..200).collect();
-        let ([q, k, v, dy, at], params) = operands(&gpu(), [4, 2, 210, 16, 16], &positions, None);
+        let params = windowed(None);
+        let [q, k, v, dy, at] = operands(&gpu(), [4, 2, 210, 16, 16], &positions, &params);
         let run = || {
             let got = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
             [got.dq, got.dk, got.dv].map(|x| values(&x))
@@ -163,7 +180,8 @@ mod gpu_tests {
         let sizes = [4, 2, 30, 8, 4];
         for wrong in [30, u32::MAX] {
             let positions: Vec<u32> = (0..25).collect();
-            let ([q, k, v, dy, at], params) = operands(&gpu(), sizes, &positions, None);
+            let params = windowed(None);
+            let [q, k, v, dy, at] = operands(&gpu(), sizes, &positions, &params);
             let y = forward([&q, &k, &v, &at], &params);
             let with = |token: u32| {
                 let at: Vec<u32> = positions.iter().map(|&at| if at == 12 { token } else { at }).collect();
@@ -192,7 +210,8 @@ mod gpu_tests {
     #[test]
     fn gpu_types_and_empty() {
         let device = gpu();
-        let ([q, k, v, dy, at], params) = operands(&device, [4, 2, 6, 3, 5], &[5, 0], None);
+        let params = windowed(None);
+        let [q, k, v, dy, at] = operands(&device, [4, 2, 6, 3, 5], &[5, 0], &params);
         let [q, k, v, dy] = [q, k, v, dy].map(|x| x.cast(DType::BF16).unwrap());
         let narrow = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
         let [q, k, v, dy] = [q, k, v, dy].map(|x| x.cast(DType::F32).unwrap());
@@ -215,7 +234,8 @@ fn the_same_for_every_number_of_threads() {
     let of = |threads| {
         let device = Device::cpu(Some(threads)).unwrap();
         let positions: Vec<u32> = (0..130).collect();
-        let ([q, k, v, dy, at], params) = operands(&device, [4, 2, 130, 24, 16], &positions, None);
+        let params = windowed(None);
+        let [q, k, v, dy, at] = operands(&device, [4, 2, 130, 24, 16], &positions, &params);
         // The forward op's stretches do depend on it.
         let AttentionGradient { dq, dk, dv } =
             attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
@@ -230,7 +250,8 @@ fn the_same_for_every_number_of_threads() {
 #[test]
 fn empty_and_refused() {
     let device = device();
-    let ([q, k, v, dy, at], params) = operands(&device, [4, 2, 6, 3, 5], &[5], None);
+    let params = windowed(None);
+    let [q, k, v, dy, at] = operands(&device, [4, 2, 6, 3, 5], &[5], &params);
     let error = attention_backward([&q, &k, &v], &at, &params, [&dy, &q]).unwrap_err().to_string();
     assert_eq!(
         error,

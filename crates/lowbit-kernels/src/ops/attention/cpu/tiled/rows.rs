@@ -5,7 +5,7 @@ use super::{
     chunk::{Chunk, round_row},
 };
 use crate::{
-    ops::attention::cpu::{Output, Plan, Task},
+    ops::attention::cpu::{Output, Plan, Task, bend},
     simd::{
         Simd,
         math::Math,
@@ -34,6 +34,8 @@ pub(super) struct Rows<'a> {
     count: usize,
     /// `[16 rows][step of D]`, scaled by log2(e) too.
     queries: [&'a [Pairs]; 2],
+    /// The cap of scores, times log2(e) too.
+    softcap: Option<f32>,
     /// The greatest scores so far.
     max: [f32; ROWS],
     /// The sums of weights so far, relative to the greatest.
@@ -71,12 +73,13 @@ impl<'a> Rows<'a> {
         }
         let visible = |row: usize| {
             let t = task.tokens.start + (first + row).min(end - 1) / group;
-            params.visible(positions[t])
+            task.plan.visible(positions[t])
         };
         Self {
             visible: std::array::from_fn(visible),
             count,
             queries: [&queries[..tile], &queries[tile..]],
+            softcap: params.softcap.map(|cap| cap * LOG2_E),
             // Not -inf, whose difference with a masked score would be NaN.
             max: [f32::MIN; ROWS],
             total: [0.0; ROWS],
@@ -109,6 +112,7 @@ impl<'a> Rows<'a> {
             let k = [chunk.k(2 * step), chunk.k(2 * step + 1)];
             tiles.multiply(k, self.queries, scores, Start::Zero, Ahead::default());
         }
+        bend(simd, bytemuck::cast_slice_mut(&mut scores[..steps]), self.softcap);
         let seen = Seen::new(&self.visible, &chunk.keys);
         for (tile, weights) in weights.iter_mut().enumerate() {
             let scores = &mut scores[..steps];

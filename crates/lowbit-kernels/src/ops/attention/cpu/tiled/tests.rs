@@ -109,6 +109,18 @@ fn windows_and_positions_in_any_order() {
 }
 
 #[test]
+fn caps_and_keys_after_the_own() {
+    for device in devices() {
+        let case = Case { softcap: Some(4.0), ..CASE };
+        check(&case, &range(101, 22), FloatType::F16, &device);
+        check(&Case { spread: 1000.0, ..case }, &range(0, 37), FloatType::BF16, &device);
+        for (look_ahead, window) in [(usize::MAX, None), (20, Some(21))] {
+            check(&Case { look_ahead, window, ..CASE }, &range(0, 150), FloatType::F16, &device);
+        }
+    }
+}
+
+#[test]
 fn large_scores_do_not_overflow() {
     for device in devices() {
         let case = Case { spread: 1000.0, ..CASE };
@@ -130,7 +142,7 @@ fn what_is_not_finite_reaches_who_sees_it() {
                 Tensor::new(&values, shape, &device).unwrap()
             };
             let at = Tensor::new(&range(0, tokens as u32), &[tokens], &device).unwrap();
-            let params = AttentionParams { scale: 0.25, sliding_window: Some(30), exact: false };
+            let params = AttentionParams { sliding_window: Some(30), ..AttentionParams::causal(0.25) };
             let run = |q: Option<usize>, k: Option<usize>, v: Option<usize>| {
                 let half = |x: Tensor| x.cast(DType::F16).unwrap();
                 let q = tensor(&[tokens, 1, width], q);

@@ -1,6 +1,7 @@
 //! The step kernel's compile-time configuration, and sizes that follow from it.
 
 use super::super::rows::{Cut, Layout, Values};
+use crate::ops::attention::gpu::operands::Softcap;
 use lowbit_formats::FloatType;
 
 /// The kernel's compile-time configuration.
@@ -25,6 +26,8 @@ pub(in super::super::super) struct StepConfig {
     /// True if keys are in pages: a cube then has the rows of one token, and takes turns with
     /// others in the parts of their keys (`gpu/parts.rs`).
     pub paged: bool,
+    /// The cap of scores, if there is one.
+    pub softcap: Option<Softcap>,
 }
 
 impl StepConfig {
@@ -66,8 +69,9 @@ impl StepConfig {
         let taken = known && blocks * value_width <= 512;
         // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
         let keys = (4096 / widest).max(16);
-        let (split, paged) = (false, false);
-        taken.then_some(Self { dtype, width, value_width, blocks, planes, keys, stages, split, paged })
+        let (split, paged, softcap) = (false, false, None);
+        let config = Self { dtype, width, value_width, blocks, planes, keys, stages, split, paged, softcap };
+        taken.then_some(config)
     }
 
     /// Query rows of a cube.

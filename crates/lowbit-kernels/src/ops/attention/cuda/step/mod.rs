@@ -15,7 +15,7 @@ mod sums;
 
 pub(in super::super) use config::StepConfig;
 
-use super::rows::{Destination, PartPlace, RowBounds, visible_keys, zero_non_finite_values};
+use super::rows::{Destination, PartPlace, RowBounds, cap_scores, visible_keys, zero_non_finite_values};
 use crate::gpu::cuda::ptx::{
     address, copy_vector, end_copy_group, load_tiles, mma, register, wait_copy_groups,
 };
@@ -52,7 +52,7 @@ pub(super) fn attention_step(
     if comptime!(config.paged) {
         let row0 = CUBE_POS_Y * sizes.group;
         let (group, capacity, window) = (sizes.group, sizes.capacity, sizes.window);
-        let own = Sizes { rows: row0 + group, group, capacity, window };
+        let own = Sizes { rows: row0 + group, group, capacity, window, ahead: sizes.ahead };
         let seen = seen_keys(&inputs.positions, row0, &own);
         let parts = seen.parts();
         let mut part = CUBE_POS_Z;
@@ -146,6 +146,7 @@ fn sum_keys(
         let row = ring.row(table, ahead, config);
         ring.wait(config);
         let mut scores = products(&rows.elements, ring.at + stage, config);
+        cap_scores(&mut scores, scale, comptime!(config.blocks * config.keys / 16), config.softcap);
         sync_plane();
         ring.copy(&inputs.k, (ahead, row), stage, comptime!(config.width), config);
         ring.wait(config);

@@ -2,6 +2,7 @@
 
 use super::super::rows::{Cut, Layout, Values};
 use crate::gpu::cuda::ptx::attention::Products;
+use crate::ops::attention::gpu::operands::Softcap;
 use lowbit_formats::FloatType;
 
 /// The compile-time configuration.
@@ -18,6 +19,8 @@ pub(in super::super::super) struct WgmmaConfig {
     /// True if several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs`
     /// combines.
     pub split: bool,
+    /// The cap of scores, if there is one.
+    pub softcap: Option<Softcap>,
 }
 
 /// Query rows of a cube: 64 for each of two groups of four planes, which multiply. A third group
@@ -43,7 +46,7 @@ impl WgmmaConfig {
         let taken = [width, value_width].iter().all(|width| [64, 128, 256].contains(width));
         // All that registers and shared memory have room for.
         let keys = if width.max(value_width) == 256 { 80 } else { 128 };
-        taken.then_some(Self { dtype, width, value_width, keys, split: false })
+        taken.then_some(Self { dtype, width, value_width, keys, split: false, softcap: None })
     }
 
     /// Units of a cube.

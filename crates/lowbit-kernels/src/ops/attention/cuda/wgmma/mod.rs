@@ -24,7 +24,7 @@ use config::{MULTIPLYING, REGISTERS};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use pipe::{Of, Pipe, Tiles, copy_tiles, open, tiles};
-use softmax::{Softmax, mask};
+use softmax::{Softmax, cap_scores, mask};
 
 /// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y
 /// holds pairs of q's type, or the bits of f32 where the keys are split.
@@ -99,6 +99,7 @@ impl Cube {
             self.pipe.release(i, Of::Keys, config);
             self.pipe.wait(i, Of::Values, config);
             zero_non_finite_values(self.pipe.tile(i, Of::Values, config), &mut non_finite, config.values());
+            cap_scores(self.scale, config);
             mask(&non_finite, bounds, self.tiles.first(i, config), self.tiles.end, config);
             let shrink = softmax.weigh(self.scale, config);
             round_weights(shrink, config.products());
@@ -116,6 +117,7 @@ impl Cube {
             self.begin_scores(i, config);
             wait_products(0usize);
             self.pipe.release(i, Of::Keys, config);
+            cap_scores(self.scale, config);
             let shrink = softmax.weigh(self.scale, config);
             self.pipe.wait(i, Of::Values, config);
             round_weights(shrink, config.products());
@@ -125,6 +127,7 @@ impl Cube {
                 self.begin_values(i - 1u32, config);
                 wait_products(1usize);
                 self.pipe.release(i, Of::Keys, config);
+                cap_scores(self.scale, config);
                 let shrink = softmax.weigh(self.scale, config);
                 // This wait also keeps the assembler from waiting for all products before it
                 // computes the weights.

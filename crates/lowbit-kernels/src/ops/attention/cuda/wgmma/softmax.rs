@@ -1,6 +1,6 @@
 //! The online softmax of the scores that four planes have in registers, and how rows are stored.
 
-use super::super::rows::{Destination, LOWEST_SCORE, RowBounds, begin_row, sum_of_four};
+use super::super::rows::{Destination, LOWEST_SCORE, RowBounds, begin_row, capped, sum_of_four};
 use super::config::WgmmaConfig;
 use crate::gpu::cuda::ptx::attention::{greatest_scores, score, set_score, value, weigh};
 use crate::gpu::cuda::ptx::exp2;
@@ -75,6 +75,17 @@ impl Softmax {
                     row.store(y, column + comptime!(8 * n as u32), pair, config.dtype, split);
                 }
             }
+        }
+    }
+}
+
+/// Bends a tile's scores towards the cap, if there is one.
+#[cube]
+pub(super) fn cap_scores(scale: f32, #[comptime] config: WgmmaConfig) {
+    if comptime!(config.softcap.is_some()) {
+        #[unroll]
+        for i in 0..comptime!(config.keys / 2) {
+            set_score(i, capped(score(i), scale, config.softcap));
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::gpu::caps::{Caps, Matrices};
 use crate::gpu::matrices::VECTOR;
+use crate::ops::attention::gpu::operands::Softcap;
 use lowbit_formats::FloatType;
 
 /// The kernel's compile-time configuration.
@@ -25,6 +26,8 @@ pub(crate) struct CmmaTile {
     /// True if several cubes share the keys of a row: then y holds parts, which `combine.rs`
     /// combines.
     pub split: bool,
+    /// The cap of scores, if there is one.
+    pub softcap: Option<Softcap>,
 }
 
 /// A cube's cut of rows and keys.
@@ -75,8 +78,8 @@ impl CmmaTile {
         let Some(matrices) = caps.matrices(dtype).filter(|_| fit) else { return Vec::new() };
         let plane = caps.largest_plane;
         let config = |cut: Cut| {
-            let split = false;
-            Self { dtype, width, value_width, matrices, plane, lanes, cut, split }
+            let (split, softcap) = (false, None);
+            Self { dtype, width, value_width, matrices, plane, lanes, cut, split, softcap }
         };
         let fits = |it: &Self| {
             let Cut { rows, keys, .. } = it.cut;

@@ -12,7 +12,7 @@ use super::{Memory, SharedScores};
 use crate::gpu::float::{narrow, rounded};
 use crate::gpu::matrices::VECTOR;
 use crate::ops::attention::gpu::combine::NO_SCORE;
-use crate::ops::attention::gpu::operands::{Sizes, reciprocal, row_index, seen_keys};
+use crate::ops::attention::gpu::operands::{Sizes, capped, reciprocal, row_index, seen_keys};
 use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixLayout};
 use cubecl_core::prelude::*;
@@ -170,7 +170,8 @@ impl RowSums {
             let loaded = memory.scores[at + within as usize];
             #[unroll]
             for j in 0..VECTOR {
-                scores[comptime!((r * vectors + v) * VECTOR + j)] = loaded.extract(j) * scale;
+                let score = capped(loaded.extract(j) * scale, config.softcap);
+                scores[comptime!((r * vectors + v) * VECTOR + j)] = score;
             }
         }
         let (tile, keys) = of;

@@ -1,6 +1,7 @@
 //! A step through the keys: the scores of a few keys, the online softmax, and the weighted values.
 
 use super::super::combine::NO_SCORE;
+use super::super::operands::capped;
 use super::{Queries, StreamConfig, element};
 use crate::gpu::float::widen;
 use crate::ops::pages::gpu::PoolSizes;
@@ -161,7 +162,7 @@ pub(super) fn step<K: Int, N: Size>(
         let mut greatest = sums.max[r];
         #[unroll]
         for u in 0..comptime!(config.keys) {
-            let mut score = weights[u * rows + r] * keys.scale;
+            let mut score = capped(weights[u * rows + r] * keys.scale, config.softcap);
             if comptime!(masked) {
                 score = select(queries.sees(keys, r, u, config), score, NO_SCORE);
             }

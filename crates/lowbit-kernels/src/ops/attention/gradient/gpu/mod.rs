@@ -30,6 +30,7 @@ use crate::gpu::launch::LaunchArgs;
 use crate::gpu::rows::{self, Rows, VECTOR};
 use crate::ops::Check;
 use crate::ops::attention::AttentionParams;
+use crate::ops::attention::gpu::operands::Softcap;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -175,7 +176,8 @@ struct Call<'a> {
 impl Call<'_> {
     fn softmax_params(&self) -> Params {
         let window = self.params.sliding_window.and_then(|window| window.try_into().ok()).unwrap_or(u32::MAX);
-        Params { window, scale: self.params.scale.to_bits() }
+        let ahead = self.params.look_ahead.try_into().unwrap_or(u32::MAX);
+        Params { window, ahead, scale: self.params.scale.to_bits() }
     }
 
     fn spans(&self, sizes: Sizes) -> Result<(), KernelError> {
@@ -228,7 +230,7 @@ impl Call<'_> {
             vectors: self.value_width.vectors,
             params: self.softmax_params(),
         };
-        let kernel = softmax::compiled(self.gpu.target(), self.group, config);
+        let kernel = softmax::compiled(self.gpu.target(), self.group, Softcap::of(self.params), config);
         // SAFETY: the two have `count` rows, and y and dy the block's.
         unsafe { self.gpu.launch(kernel, config.cubes(count), arguments) }
     }
@@ -299,12 +301,14 @@ inventory::submit!(crate::testing::kernels::Kernels(kernels));
 /// For one query head per key head, and for groups that are and are not a power of two.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let softcap = Softcap::of(&AttentionParams { softcap: Some(50.0), ..AttentionParams::causal(1.0) });
     let of_group = |group| {
         let rows = Rows::new(target, [512 * group, 512], VECTOR);
         vec![
             AttentionBackwardSpans::kernel(target, UNITS, group).code(),
             AttentionBackwardScores::kernel(target, CUBE, group).code(),
-            softmax::compiled(target, group, rows).code(),
+            softmax::compiled(target, group, None, rows).code(),
+            softmax::compiled(target, group, softcap, rows).code(),
             AttentionBackwardQueries::kernel(target, CUBE, group).code(),
             AttentionBackwardKeys::kernel(target, CUBE, group).code(),
         ]

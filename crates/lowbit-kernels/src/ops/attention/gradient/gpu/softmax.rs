@@ -5,13 +5,15 @@ use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::exp;
 use crate::gpu::rows::{self, Maximum, Rows, Sum, VECTOR};
+use crate::ops::attention::gpu::operands::{Softcap, capped, seen_from};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The most keys that a query sees, and the bits of what multiplies the scores.
+/// The most keys that a query sees up to its own, and after it; and the bits of what multiplies the scores.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Params {
     pub window: u32,
+    pub ahead: u32,
     pub scale: u32,
 }
 
@@ -19,9 +21,8 @@ pub(super) struct Params {
 /// beyond the capacity.
 #[cube]
 fn visible(positions: &[u32], token: usize, sizes: &Sizes, params: &Params) -> (u32, u32) {
-    let position = positions[token];
-    let high = select(position < sizes.capacity, position + 1u32, 0u32);
-    (high - min(high, params.window), high)
+    let seen = seen_from(positions[token], sizes.capacity, params.window).ahead(params.ahead, sizes.capacity);
+    (seen.low, seen.high)
 }
 
 /// `spans[i]`: the keys that any of rows `16 i..16 i + 16` sees lie from the first number to before
@@ -75,6 +76,7 @@ pub(super) fn attention_backward_softmax(
     vectors: u32,
     params: Params,
     #[comptime] group: usize,
+    #[comptime] softcap: Option<Softcap>,
     #[comptime] config: Rows,
 ) {
     let (at, padded) = (rows::row(config), sizes.padded as usize);
@@ -103,8 +105,8 @@ pub(super) fn attention_backward_softmax(
     }
     let along = rows::reduce::<f32, Sum>(along, config);
     let seen = Seen { row: at * sizes.columns as usize, low, high, scale: f32::reinterpret(params.scale) };
-    let most = greatest(weights, &seen, config);
-    let sum = sum_of_exponentials(weights, &seen, most, config);
+    let most = greatest(weights, &seen, softcap, config);
+    let sum = sum_of_exponentials(weights, &seen, most, softcap, config);
     let end = select(known, sizes.columns as usize, 0usize);
     let mut i = lane;
     while i < end {
@@ -116,8 +118,13 @@ pub(super) fn attention_backward_softmax(
             #[unroll]
             for j in 0..VECTOR {
                 let within = key + comptime!(j as u32) >= low && key + comptime!(j as u32) < high;
-                let weight = exp(scores.extract(j) * seen.scale - most) / sum;
-                let gradient = seen.scale * weight * (of_values.extract(j) - along);
+                let score = capped(scores.extract(j) * seen.scale, softcap);
+                let weight = exp(score - most) / sum;
+                let mut gradient = seen.scale * weight * (of_values.extract(j) - along);
+                if comptime!(softcap.is_some()) {
+                    let bent = score * comptime!(Softcap::inverse(softcap)).runtime();
+                    gradient *= 1.0f32 - bent * bent;
+                }
                 p.insert(j, select(within, weight, 0.0f32.runtime()));
                 ds.insert(j, select(within, gradient, 0.0f32.runtime()));
             }
@@ -139,7 +146,12 @@ struct Seen {
 
 /// The greatest of a row's scores that are numbers, for all units that share it.
 #[cube]
-fn greatest(scores: &mut [Vector<f32, Const<4>>], seen: &Seen, #[comptime] config: Rows) -> f32 {
+fn greatest(
+    scores: &mut [Vector<f32, Const<4>>],
+    seen: &Seen,
+    #[comptime] softcap: Option<Softcap>,
+    #[comptime] config: Rows,
+) -> f32 {
     let mut most = f32::reinterpret(0xff80_0000u32);
     let mut i = seen.low as usize / VECTOR + rows::lane_in_row(config);
     while i * VECTOR < seen.high as usize {
@@ -148,7 +160,7 @@ fn greatest(scores: &mut [Vector<f32, Const<4>>], seen: &Seen, #[comptime] confi
         for j in 0..VECTOR {
             let key = (i * VECTOR + j) as u32;
             let within = key >= seen.low && key < seen.high;
-            most = max(most, select(within, vector.extract(j) * seen.scale, most));
+            most = max(most, select(within, capped(vector.extract(j) * seen.scale, softcap), most));
         }
         i += comptime!(rows::lanes_per_row(config));
     }
@@ -161,6 +173,7 @@ fn sum_of_exponentials(
     scores: &mut [Vector<f32, Const<4>>],
     seen: &Seen,
     most: f32,
+    #[comptime] softcap: Option<Softcap>,
     #[comptime] config: Rows,
 ) -> f32 {
     let mut sum = 0.0f32.runtime();
@@ -171,7 +184,8 @@ fn sum_of_exponentials(
         for j in 0..VECTOR {
             let key = (i * VECTOR + j) as u32;
             let within = key >= seen.low && key < seen.high;
-            sum += select(within, exp(vector.extract(j) * seen.scale - most), 0.0f32.runtime());
+            let score = capped(vector.extract(j) * seen.scale, softcap);
+            sum += select(within, exp(score - most), 0.0f32.runtime());
         }
         i += comptime!(rows::lanes_per_row(config));
     }
@@ -181,7 +195,8 @@ fn sum_of_exponentials(
 pub(super) fn compiled(
     target: &Target,
     group: usize,
+    softcap: Option<Softcap>,
     config: Rows,
 ) -> Kernel<AttentionBackwardSoftmax<'static>> {
-    AttentionBackwardSoftmax::kernel(target, config.units, group, config)
+    AttentionBackwardSoftmax::kernel(target, config.units, group, softcap, config)
 }
