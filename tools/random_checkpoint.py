@@ -64,6 +64,13 @@ SHAPES = {
         "sliding_window": 512, "final_logit_softcapping": 30.0, "vocab_size": 262144, "rms_norm_eps": 1e-6,
         "vocab_size_per_layer_input": 262144, "max_position_embeddings": 131072, "tie_word_embeddings": True,
     },
+    # Five layers with a window to each one without.
+    "gemma3-270m": {
+        "model_type": "gemma3_text", "num_hidden_layers": 18, "hidden_size": 640, "intermediate_size": 2048,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256,
+        "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "tie_word_embeddings": True,
+    },
     # Tied embeddings of 46.7 million weights, and 28 layers of 15.7 million.
     "qwen3-0.5b": {
         "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072,
@@ -342,6 +349,20 @@ def gemma4(shape):
     return tensors, {**config, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
 
 
+def gemma3(shape):
+    """The same of a Gemma 3."""
+    tensors, hidden = Tensors(), shape["hidden_size"]
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
+    for index in range(shape["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        attention(tensors, f"{layer}.self_attn", shape, gated=False)
+        feedforward(tensors, f"{layer}.mlp", hidden, shape["intermediate_size"])
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            tensors.plain(f"{layer}.{norm}_layernorm.weight", [hidden], 1.0)
+    tensors.plain("model.norm.weight", [hidden], 1.0)
+    return tensors, {**shape, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
+
+
 def gguf_tensors(shape):
     """Names and shapes of a plain Qwen3's tensors, as llama.cpp's converter names them."""
     hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
@@ -401,7 +422,7 @@ def main():
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    makers = {"qwen3": qwen3, "granitemoehybrid": granite, "gemma4_text": gemma4}
+    makers = {"qwen3": qwen3, "granitemoehybrid": granite, "gemma3_text": gemma3, "gemma4_text": gemma4}
     maker = makers.get(SHAPES[arguments.shape]["model_type"])
     whole = maker or "kv_lora_rank" in SHAPES[arguments.shape]
     shape = SHAPES[arguments.shape] if whole else {**COMMON, **SHAPES[arguments.shape]}

@@ -17,8 +17,11 @@ pub(crate) struct ModelRunner {
 impl ModelRunner {
     pub(crate) fn new(model: Model) -> Result<Self, EngineError> {
         let size = model.cache_size().map_err(failed)?;
-        let CacheSize { per_token, fixed, granule, .. } = size;
-        let sizes = Sizes { per_token, states: fixed, fixed, marks: usize::MAX, granule };
+        let CacheSize { per_token, windowed, window, fixed, granule, .. } = size;
+        // A mark has a window's rows alone, and is counted as if it had the room beside them.
+        let mark = fixed.saturating_add(windowed.saturating_mul(window));
+        let marks = usize::MAX;
+        let sizes = Sizes { per_token, windowed, window, states: mark, fixed, mark, marks, granule };
         Ok(Self { model, sizes })
     }
 
@@ -181,7 +184,7 @@ impl Runner for ModelRunner {
 
     fn go_back(&self, cache: &mut Cache, tokens: usize, mark: Option<&Mark>) -> Result<(), EngineError> {
         match mark {
-            Some(mark) => cache.go_back(mark),
+            Some(mark) => cache.go_back(mark).map_err(|error| self.sorted(error.into()))?,
             None => assert!(cache.go_back_to(tokens), "the scheduler goes back to where the cache was"),
         }
         Ok(())
@@ -216,7 +219,9 @@ impl Runner for ModelRunner {
         let logits = self.model.forward_batch(&mut batch.collect::<Vec<_>>(), wanted);
         let logits = logits.map_err(|error| self.sorted(error))?;
         for part in &mut *parts {
-            part.marks = part.places.iter().map(|&place| (place, part.cache.mark())).collect();
+            let mark = |&place: &usize| Ok((place, part.cache.mark()?));
+            let marks: Result<_, KernelError> = part.places.iter().map(mark).collect();
+            part.marks = marks.map_err(|error| self.sorted(error.into()))?;
         }
         self.sample_all(logits.as_ref(), Part::drawing(parts))
     }
@@ -250,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_scheduler_counts_the_bytes_that_caches_have() {
-        for name in ["qwen3", "qwen3_5"] {
+        for name in ["qwen3", "qwen3_5", "gemma4", "mistral"] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name);
             let checkpoint = Checkpoint::open(&folder).unwrap();
             let model = Model::load(&checkpoint, &Device::cpu(Some(1)).unwrap()).unwrap();
@@ -271,9 +276,13 @@ mod tests {
             read(&mut cache, &[2; 64], &[]);
             runner.make_room(&mut cache, 257).unwrap();
             bytes(&cache, 257);
+            // Longer than windows keep.
+            read(&mut cache, &[3; 256], &[]);
+            runner.make_room(&mut cache, 512).unwrap();
+            bytes(&cache, 512);
             let fork = runner.fork(&cache, 64, mark.as_ref(), 700).unwrap();
             bytes(&fork, 700);
-            assert_eq!((cache.position(), fork.position()), (128, 64));
+            assert_eq!((cache.position(), fork.position()), (384, 64));
         }
     }
 }

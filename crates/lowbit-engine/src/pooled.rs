@@ -19,20 +19,44 @@ struct Parts {
     marks: usize,
     /// Pages of keys and values.
     pages: usize,
+    /// The same in layers that keep a window.
+    window_pages: usize,
 }
 
 impl Parts {
-    /// Of `bytes`, running states may take a quarter, and kept ones a fifth.
-    fn of(size: &CacheSize, bytes: usize, running: usize) -> Self {
-        let states = size.fixed;
+    /// Of `bytes`, running states and windows may take a quarter, and kept ones a fifth. A pass has
+    /// `pass` tokens of prompts at most.
+    fn of(size: &CacheSize, bytes: usize, [running, pass]: [usize; 2]) -> Self {
+        let of_windows = |pages: usize| pages.saturating_mul(size.windowed * ops::PAGE_TOKENS);
+        let kept = size.window_pages();
+        // The page that is written to, and a part of one at each end of a pass.
+        let running_pages = if size.windowed > 0 { kept + 2 } else { 0 };
+        let running_bytes = size.fixed.saturating_add(of_windows(running_pages));
+        let mark = mark_bytes(size);
         // One slot and one page more are nobody's.
-        let slots = (bytes / 4).checked_div(states).map_or(running, |fitting| running.min(fitting)).max(1);
-        let marks = (bytes / 5).checked_div(states).unwrap_or(0);
-        let left = bytes.saturating_sub((slots + 1 + marks).saturating_mul(states));
-        let page = size.per_token.saturating_mul(ops::PAGE_TOKENS).max(1);
+        let slots = (bytes / 4).checked_div(running_bytes);
+        let slots = slots.map_or(running, |fitting| running.min(fitting)).max(1);
+        let marks = (bytes / 5).checked_div(mark).unwrap_or(0);
+        let pass_pages = if size.windowed > 0 { pass.div_ceil(ops::PAGE_TOKENS) } else { 0 };
+        let taken = (slots + 1).saturating_mul(running_bytes).saturating_add(marks.saturating_mul(mark));
+        let left = bytes.saturating_sub(taken.saturating_add(of_windows(pass_pages)));
         let most = (u32::MAX as usize / size.widest.max(1) / ops::PAGE_TOKENS).saturating_sub(1);
-        Self { slots, marks, pages: (left / page).saturating_sub(1).min(most) }
+        let pages = (left / (page_tokens(size) * ops::PAGE_TOKENS)).saturating_sub(1).min(most);
+        let window_pages = (slots * running_pages + marks * kept + pass_pages).min(most);
+        Self { slots, marks, pages, window_pages }
     }
+}
+
+/// The bytes of a token's place in a page; 1 where all layers keep a window, and pages only count
+/// tokens.
+fn page_tokens(size: &CacheSize) -> usize {
+    size.per_token.max(1)
+}
+
+/// The bytes of the states and windows at a place of a text.
+fn mark_bytes(size: &CacheSize) -> usize {
+    let windows = size.windowed.saturating_mul(size.window_pages() * ops::PAGE_TOKENS);
+    size.fixed.saturating_add(windows)
 }
 
 /// As [`ModelRunner`], with a pool of its own.
@@ -61,17 +85,24 @@ impl PooledRunner {
     /// Allocates the pool, and sets the options to what it holds.
     pub(crate) fn new(one: ModelRunner, options: &mut EngineOptions) -> Result<Self, EngineError> {
         let size = one.model.cache_size().map_err(failed)?;
-        let parts = Parts::of(&size, options.cache_bytes, options.max_running.max(1));
+        let counts = [options.max_running.max(1), options.prefill_chunk.max(ops::PAGE_TOKENS)];
+        let parts = Parts::of(&size, options.cache_bytes, counts);
+        let per_token = page_tokens(&size);
         let sizes = Sizes {
-            per_token: size.per_token,
-            states: size.fixed,
+            per_token,
+            windowed: 0,
+            window: 0,
+            states: mark_bytes(&size),
             fixed: 0,
+            mark: 0,
             marks: parts.marks,
             granule: ops::PAGE_TOKENS,
         };
-        options.cache_bytes = size.per_token.saturating_mul(parts.pages * ops::PAGE_TOKENS);
+        options.cache_bytes = per_token.saturating_mul(parts.pages * ops::PAGE_TOKENS);
         let context = sizes.fitting(one.context(), options.cache_bytes);
-        let pool = CachePool::new(&one.model, parts.pages, parts.slots, parts.marks).map_err(failed)?;
+        let Parts { slots, marks, pages, window_pages } = parts;
+        let pool = CachePool::with_window_pages(&one.model, [pages, slots, marks], window_pages);
+        let pool = pool.map_err(failed)?;
         let window = GenerationOptions::default().repetition_context;
         let steps = BatchSteps::new(&one.model, parts.slots, context, window);
         let steps = steps.map_err(|error| failed(error.into()))?;
@@ -281,15 +312,26 @@ mod tests {
         };
         // 9B: 32 KiB a token, 50 MiB of states; 48 GiB hold what the budget says, less a fifth.
         let (token, states) = (32 << 10, 50 << 20);
-        let parts = Parts::of(&size(token, states), 48 << 30, 64);
-        assert_eq!(parts, Parts { slots: 64, marks: 196, pages: 18_050 });
+        let parts = Parts::of(&size(token, states), 48 << 30, [64, 4096]);
+        let some = |slots, marks, pages| Parts { slots, marks, pages, window_pages: 0 };
+        assert_eq!(parts, some(64, 196, 18_050));
         let bytes = (parts.slots + 1 + parts.marks) * states + (parts.pages + 1) * 64 * token;
         assert!(bytes <= 48 << 30 && bytes + 64 * token > 48 << 30);
         // A small budget runs fewer; one that is far too small runs none of any length.
-        assert_eq!(Parts::of(&size(token, states), 1 << 30, 64), Parts { slots: 5, marks: 4, pages: 261 });
-        assert_eq!(Parts::of(&size(token, states), 1 << 20, 64), Parts { slots: 1, marks: 0, pages: 0 });
+        let of = |size: CacheSize, bytes| Parts::of(&size, bytes, [64, 4096]);
+        assert_eq!(of(size(token, states), 1 << 30), some(5, 4, 261));
+        assert_eq!(of(size(token, states), 1 << 20), some(1, 0, 0));
         // Attention alone takes all for pages, as many as 32 bits count elements of.
-        assert_eq!(Parts::of(&size(token, 0), 4 << 30, 64), Parts { slots: 64, marks: 0, pages: 2047 });
-        assert_eq!(Parts::of(&size(token, 0), 1 << 50, 64).pages, 65_534);
+        assert_eq!(of(size(token, 0), 4 << 30), some(64, 0, 2047));
+        assert_eq!(of(size(token, 0), 1 << 50).pages, 65_534);
+        // Gemma 4 31B: 50 layers of 16 KiB a token that keep 18 pages for windows of 1,024, and
+        // 10 of 8 KiB that keep all.
+        let mut windowed = size(80 << 10, 0);
+        (windowed.windowed, windowed.window) = (800 << 10, 1344);
+        let parts = of(windowed, 48 << 30);
+        let window_pages = parts.slots * 20 + parts.marks * 18 + 64;
+        assert_eq!(parts, Parts { slots: 12, marks: 10, pages: 4789, window_pages });
+        let bytes = ((parts.pages + 1) * (80 << 10) + (window_pages + 20) * (800 << 10)) * 64;
+        assert!(bytes <= 48 << 30 && bytes + 64 * (80 << 10) > 48 << 30, "{bytes}");
     }
 }

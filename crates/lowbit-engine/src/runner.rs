@@ -9,13 +9,18 @@ pub(crate) const BLOCK: usize = 64;
 /// Sizes of a sequence's cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Keys and values of a token, in bytes.
+    /// Keys and values of a token, in bytes, in layers that keep those of the whole text.
     pub per_token: usize,
-    /// Recurrent states, in bytes; 0 for models of attention alone.
+    /// The same in layers that keep a window, and the tokens that they keep at most.
+    pub windowed: usize,
+    pub window: usize,
+    /// Recurrent states and windows, in bytes; 0 for models of attention to the whole text alone.
+    /// A cache goes back to marks of them.
     pub states: usize,
-    /// Of them, those that a cache, and a mark, takes from the budget: 0 where they have memory of
-    /// their own.
+    /// The states that a cache takes from the budget: 0 where they have memory of their own.
     pub fixed: usize,
+    /// The bytes that a mark takes from it.
+    pub mark: usize,
     /// The most marks of all caches together.
     pub marks: usize,
     /// Keys and values are allocated for multiples of this many tokens.
@@ -30,7 +35,8 @@ impl Sizes {
 
     /// Bytes of a cache of this capacity.
     pub(crate) fn bytes(&self, capacity: usize) -> usize {
-        self.per_token.saturating_mul(capacity).saturating_add(self.fixed)
+        let windows = self.windowed.saturating_mul(capacity.min(self.window));
+        self.per_token.saturating_mul(capacity).saturating_add(windows).saturating_add(self.fixed)
     }
 
     /// Of `context` tokens, those whose cache fits into `budget` bytes.
@@ -38,7 +44,13 @@ impl Sizes {
         if self.bytes(self.capacity(context)) <= budget {
             return context;
         }
-        let tokens = budget.saturating_sub(self.fixed) / self.per_token.max(1);
+        let left = budget.saturating_sub(self.fixed);
+        let windows = self.windowed.saturating_mul(self.window);
+        let while_windows_grow = (left / (self.per_token + self.windowed).max(1)).min(self.window);
+        let tokens = match left.checked_sub(windows) {
+            Some(left) => (left / self.per_token.max(1)).max(while_windows_grow),
+            None => while_windows_grow,
+        };
         tokens - tokens % self.granule
     }
 }
@@ -168,4 +180,30 @@ pub(crate) trait Runner {
 
     /// Runs a token of each row; a result for each row that samples, in order.
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts that fit, where windows are full and where they still grow.
+    #[test]
+    fn windows_count_by_what_they_keep() {
+        let sizes = Sizes {
+            per_token: 10,
+            windowed: 30,
+            window: 320,
+            states: 9600,
+            fixed: 0,
+            mark: 9600,
+            granule: 64,
+            marks: 1,
+        };
+        assert_eq!([sizes.bytes(64), sizes.bytes(320), sizes.bytes(1024)], [2560, 12_800, 19_840]);
+        for budget in (0..40_000).step_by(997) {
+            let tokens = sizes.fitting(4096, budget);
+            assert!(sizes.bytes(tokens) <= budget && sizes.bytes(tokens + 64) > budget, "{budget}: {tokens}");
+        }
+        assert_eq!(sizes.fitting(4096, 1 << 30), 4096);
+    }
 }

@@ -21,7 +21,7 @@ impl<R: Runner> Held<R> {
     /// and a mark's states are those of the running cache only until its next pass, which copies
     /// them.
     pub(crate) fn bytes(&self, sizes: &Sizes) -> usize {
-        sizes.bytes(self.capacity) + self.marks.len() * sizes.fixed
+        sizes.bytes(self.capacity) + self.marks.len() * sizes.mark
     }
 
     /// Recurrent states that it has: its own, and the marks'.

@@ -11,8 +11,8 @@ use lowbit_formats::FloatType;
 use lowbit_models::{Model, Target};
 use support::{alone, ask, ids, options, patient, settle, start};
 
-/// Models of attention alone, and with states.
-const MODELS: [&str; 2] = ["qwen3", "qwen3_5"];
+/// Models of attention alone, with states, and with windows.
+const MODELS: [&str; 3] = ["qwen3", "qwen3_5", "gemma4_small"];
 
 fn small(name: &str) -> Model {
     device::load(&device::root().join("tests/vectors/models").join(name), &device::gpu(), FloatType::F32)
@@ -63,12 +63,14 @@ fn a_prompt_seen_before_is_entered_where_it_was_left() {
 
 #[test]
 fn a_short_budget_preempts_and_changes_nothing() {
-    for name in MODELS {
+    // One whose windows take memory of their own runs one text at a time in so little.
+    for name in &MODELS[..2] {
         let model = small(name);
         let limited = |bytes| start(&model, patient(&model).with_cache_bytes(bytes).with_reply_room(1));
         // Seven pages, for three texts of four that begin with three.
         let page = 64 * model.cache_size().unwrap().per_token;
-        let engine = (7..).map(|pages| limited(pages * page)).find(|engine| engine.context() == 448).unwrap();
+        let longest = |pages| limited(pages * page);
+        let engine = (7..).map(longest).find(|engine| engine.context() == 448).unwrap();
         let requests =
             [1, 2, 3].map(|seed| Request::new(ids(&model, seed, 180)).with_options(options(seed.into(), 20)));
         let asked = requests.clone().map(|request| ask(&engine, request));

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use support::thirds::Thirds;
 use support::{alone, ask, exact, ids, load, options, patient, start};
 
-/// A model of attention alone, and two with recurrent states.
-const MODELS: [&str; 3] = ["qwen3", "qwen3_5", "demo-4bit"];
+/// A model of attention alone, two with recurrent states, and two with windows, which keep 320
+/// tokens.
+const MODELS: [&str; 5] = ["qwen3", "qwen3_5", "demo-4bit", "gemma4", "mistral"];
 
 #[test]
 fn t12_replies_alone_are_those_of_a_session() {
@@ -128,6 +129,31 @@ fn t1_t4_t5_t13_what_is_cached_changes_no_reply() {
     }
 }
 
+/// A text whose windows have moved on is entered where a window was kept.
+#[test]
+fn windows_are_kept_for_others() {
+    for name in ["gemma4", "mistral"] {
+        let model = exact(name);
+        let engine = start(&model, patient(&model));
+        let system = ids(&model, 1, 140);
+        let request = |seed: u32, length: usize| {
+            let prompt = [&system[..], &ids(&model, seed, length)].concat();
+            Request::new(prompt).with_options(options(seed.into(), 16)).with_checkpoints(vec![system.len()])
+        };
+        for (request, cached) in [
+            (request(2, 300), 0),
+            (request(3, 250), 128),
+            (request(2, 300), 384),
+            (request(4, 20), 128),
+            (request(3, 250), 384),
+        ] {
+            let answer = ask(&engine, request.clone()).answer();
+            assert_eq!(answer.cached, cached, "{name}");
+            assert_eq!(answer.tokens, alone(&model, &request).0, "{name}: {cached} cached");
+        }
+    }
+}
+
 #[test]
 fn replies_to_one_prompt_read_it_once_and_differ_by_their_seeds() {
     let model = exact("qwen3_5");
@@ -144,11 +170,11 @@ fn replies_to_one_prompt_read_it_once_and_differ_by_their_seeds() {
 
 #[test]
 fn t31_preempted_requests_write_what_they_would_have_written() {
-    for name in ["qwen3", "qwen3_5"] {
+    for name in ["qwen3", "qwen3_5", "gemma4"] {
         let model = exact(name);
         let size = model.cache_size().unwrap();
         // Three start, and one of them has room to grow.
-        let budget = 3 * size.bytes(256) + size.per_token * 256;
+        let budget = 3 * size.bytes(256) + (size.bytes(512) - size.bytes(256));
         let options = patient(&model).with_cache_bytes(budget).with_reply_room(1);
         let engine = start(&model, options);
         let request = |index: u32| {

@@ -27,8 +27,9 @@ pub struct BatchSteps {
     state: DecodeBatch,
     /// The sampling of first tokens, which are drawn beside the rows' own.
     firsts: DecodeBatch,
-    /// u32 `[rows, N]`, `[rows]` and `[rows + 1]`, as [`Step::rows`] takes them.
+    /// u32 `[rows, N]` each, `[rows]` and `[rows + 1]`, as [`Step::rows`] takes them.
     table: Tensor,
+    windows: Option<Tensor>,
     slots: Tensor,
     cu_seqlens: Tensor,
     /// The last one ran last.
@@ -71,6 +72,7 @@ struct Occupant {
     id: u64,
     slot: u32,
     pages: Vec<u32>,
+    windows: Vec<u32>,
     sampling: SampleParams,
     /// The token that the row's next step runs, its position, and the number of the draw.
     next: Option<(u32, usize, u32)>,
@@ -105,11 +107,13 @@ impl BatchSteps {
         let (rows, device) = (bucket(rows), model.device());
         let offsets: Vec<u32> = (0..=rows as u32).collect();
         let zeros = |shape: &[usize]| Tensor::new(&vec![0u32; shape.iter().product()], shape, device);
+        let table = [rows, context.div_ceil(PAGE_TOKENS).max(1)];
         Ok(Self {
             rows: (0..rows).map(|_| None).collect(),
             state: DecodeBatch::new(rows, window, device)?,
             firsts: DecodeBatch::new(rows, window, device)?,
-            table: zeros(&[rows, context.div_ceil(PAGE_TOKENS).max(1)])?,
+            table: zeros(&table)?,
+            windows: model.decoder().has_windows().then(|| zeros(&table)).transpose()?,
             slots: zeros(&[rows])?,
             cu_seqlens: Tensor::new(&offsets, &[rows + 1], device)?,
             passes: vec![],
@@ -164,6 +168,7 @@ impl BatchSteps {
         pool: &mut CachePool,
         rows: &mut [BatchRow<'_>],
     ) -> Result<Vec<BatchDrawn>, ModelError> {
+        rows.iter_mut().try_for_each(|row| pool.make_ready(row.cache, 1))?;
         let count = bucket(rows.len());
         let places = self.places(rows, count)?;
         for (row, &place) in rows.iter().zip(&places) {
@@ -211,7 +216,9 @@ impl BatchSteps {
             if place >= count || !rows.iter().any(|row| row.id == occupant.id) {
                 self.rows[place] = None;
                 self.state.clear_row(place)?;
-                self.table.write_at(place * self.table.dim(1), &[0u32])?;
+                for table in [&mut self.table].into_iter().chain(&mut self.windows) {
+                    table.write_at(place * table.dim(1), &[0u32])?;
+                }
                 self.slots.write_at(place, &[0u32])?;
             }
         }
@@ -221,8 +228,9 @@ impl BatchSteps {
             let place = self.rows.iter().position(own);
             let place = place.or_else(|| self.rows.iter().position(Option::is_none)).expect("there is a row");
             if self.rows[place].is_none() {
-                let (sampling, pages) = (row.options.sampling, vec![]);
-                self.rows[place] = Some(Occupant { id: row.id, slot: 0, pages, sampling, next: None });
+                let (sampling, pages, windows) = (row.options.sampling, vec![], vec![]);
+                self.rows[place] =
+                    Some(Occupant { id: row.id, slot: 0, pages, windows, sampling, next: None });
             }
             places.push(place);
         }
@@ -240,6 +248,13 @@ impl BatchSteps {
         if !occupant.pages.iter().copied().eq(pages) {
             occupant.pages = row.cache.pages().collect();
             self.table.write_at(place * self.table.dim(1), &occupant.pages)?;
+        }
+        if let (Some(table), Some(pages)) = (&mut self.windows, row.cache.window_pages()) {
+            let pages: Vec<u32> = pages.collect();
+            if occupant.windows != pages {
+                table.write_at(place * table.dim(1), &pages)?;
+                occupant.windows = pages;
+            }
         }
         let slot = row.cache.slot()?;
         if occupant.slot != slot {
@@ -308,9 +323,11 @@ impl BatchSteps {
         pool: &mut CachePool,
         (count, kind): (usize, Option<SampleKind>),
     ) -> Result<Tensor, KernelError> {
-        let (positions, table) = (self.state.positions().rows(0, count)?, self.table.rows(0, count)?);
+        let positions = self.state.positions().rows(0, count)?;
+        let windows = self.windows.as_ref().map(|windows| windows.rows(0, count)).transpose()?;
+        let tables = (self.table.rows(0, count)?, windows);
         let (slots, cu_seqlens) = (self.slots.rows(0, count)?, self.cu_seqlens.rows(0, count + 1)?);
-        let step = Step::rows(positions, table, slots, cu_seqlens);
+        let step = Step::rows(positions, tables, slots, cu_seqlens);
         let ids = self.state.tokens().rows(0, count)?;
         let hidden = model.decoder().run_in_pool(&ids, &step, pool.layers())?;
         let logits = model.decoder().logits(&hidden)?.into_tensor();

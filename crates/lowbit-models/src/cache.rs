@@ -1,15 +1,28 @@
-use crate::layers::{DeltaNetConfig, PagedRows};
+mod delta;
+
+use crate::layers::{PagedRows, PagedWindow};
+use crate::window::{self, Window, WindowMark, WindowRows};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
+pub use delta::DeltaCache;
+
 /// The state of one sequence in each layer. A clone is a fork: both share memory until one of them
 /// writes.
+///
+/// Layers whose queries see a window keep that, and little more: see [`Self::go_back_to`].
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     /// None before the first token.
     layers: Vec<LayerCache>,
     position: usize,
+    /// The windows of the layers that have one.
+    windows: Vec<Window>,
+    /// True if layers with a window keep everything, too.
+    whole: bool,
+    /// True while a pass has buffers of its own, and after one that did not come to its end.
+    unfinished: bool,
 }
 
 /// One layer's part.
@@ -20,34 +33,25 @@ pub enum LayerCache {
     DeltaNet(DeltaCache),
 }
 
-/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, of
-/// [`Target::cache`](crate::Target::cache)'s type. Latents have one head of keys, and values
-/// without elements.
+/// Keys and values of all tokens so far, or of the last ones where queries see a window,
+/// `[Hkv, capacity, head_dim]` each, of [`Target::cache`](crate::Target::cache)'s type. Latents
+/// have one head of keys, and values without elements.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,
     values: Tensor,
-}
-
-/// A gated delta net's or a Mamba-2 layer's state: the convolution's last inputs, f32
-/// `[S, C, W - 1]`, and the recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is
-/// one sequence's, S is 1. A short convolution has the first alone, and the second without values.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub struct DeltaCache {
-    pub conv: Tensor,
-    pub state: Tensor,
-    /// In a pool, `[marks, ..]` for each of the two that has values: states that are kept.
-    pub(crate) marked: Vec<Tensor>,
+    /// In layers that keep a window.
+    window: Option<WindowRows>,
 }
 
 /// The data that a [`Cache`] needs to go back to a place: its delta nets' states there, one per
-/// such layer, which it shares until it writes. Keys and values need nothing: those of later tokens
-/// are not read, and are overwritten.
+/// such layer, which it shares until it writes, and a copy of the windows before it. Other keys and
+/// values need nothing: those of later tokens are not read, and are overwritten.
 #[derive(Clone, Debug)]
 pub struct Mark {
     position: usize,
     states: Vec<DeltaCache>,
+    windows: Vec<WindowMark>,
 }
 
 impl Mark {
@@ -60,12 +64,21 @@ impl Mark {
 /// The first capacity of a [`KvCache`]; it doubles from there.
 const FIRST_CAPACITY: usize = 256;
 
+/// The capacity, now `capacity`, that has room for more `tokens` than that.
+pub(crate) fn grown(capacity: usize, tokens: usize) -> usize {
+    tokens.max(2 * capacity).next_multiple_of(FIRST_CAPACITY)
+}
+
 /// The size of one sequence's state, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheSize {
-    /// Keys and values of a token, in all layers.
+    /// Keys and values of a token, in all layers that keep those of the whole text.
     pub per_token: usize,
+    /// Keys and values of a token, in all layers that keep a window.
+    pub windowed: usize,
+    /// The tokens that these layers have room for at most; 0 where there are none.
+    pub window: usize,
     /// The part that does not grow: states of gated delta nets.
     pub fixed: usize,
     /// Layers with keys and values, also where these are an earlier layer's.
@@ -80,7 +93,19 @@ impl CacheSize {
     /// Bytes with room for `tokens`.
     pub fn bytes(&self, tokens: usize) -> usize {
         let capacity = tokens.checked_next_multiple_of(FIRST_CAPACITY).unwrap_or(tokens);
-        self.per_token.saturating_mul(capacity).saturating_add(self.fixed)
+        let windows = self.windowed.saturating_mul(capacity.min(self.window));
+        self.per_token.saturating_mul(capacity).saturating_add(windows).saturating_add(self.fixed)
+    }
+
+    /// Keys and values of a token where all layers keep those of the whole text.
+    pub fn whole_per_token(&self) -> usize {
+        self.per_token + self.windowed
+    }
+
+    /// The pages that a sequence in a [`CachePool`](crate::CachePool) has in layers with a window
+    /// between two passes, and a mark, at most.
+    pub fn window_pages(&self) -> usize {
+        window::pages(self.window)
     }
 
     /// That of these layers.
@@ -88,9 +113,15 @@ impl CacheSize {
         let mut size = Self { granule: FIRST_CAPACITY, ..Self::default() };
         for layer in layers {
             match layer {
-                LayerCache::Attention(KvCache { keys, values }) => {
+                LayerCache::Attention(KvCache { keys, values, window }) => {
                     let row = |tensor: &Tensor| tensor.dim(0) * tensor.dim(2) * tensor.dtype().size();
-                    size.per_token += row(keys) + row(values);
+                    match window {
+                        None => size.per_token += row(keys) + row(values),
+                        Some(rows) => {
+                            size.windowed += row(keys) + row(values);
+                            size.window = size.window.max(window::capacity(rows.tokens));
+                        }
+                    }
                     let elements = |x: &Tensor| x.dim(0) * x.dim(2);
                     size.widest = size.widest.max(elements(keys)).max(elements(values));
                     size.attention_layers += 1;
@@ -116,7 +147,7 @@ impl Cache {
     }
 
     /// All layers' tensors that have values.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let all = self.layers.iter().flat_map(|layer| match layer {
             LayerCache::Attention(cache) => [&cache.keys, &cache.values],
             LayerCache::DeltaNet(cache) => [&cache.conv, &cache.state],
@@ -124,10 +155,26 @@ impl Cache {
         all.filter(|tensor| !tensor.is_empty())
     }
 
+    /// All tensors that a captured step reads or writes.
+    pub(crate) fn captured(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors().chain(self.windows.iter().map(Window::start))
+    }
+
+    /// An empty cache that forgets nothing.
+    pub(crate) fn that_keeps_all() -> Self {
+        Self { whole: true, ..Self::default() }
+    }
+
+    /// True if layers with a window keep everything, too.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.whole
+    }
+
     /// Forgets all tokens and keeps the memory. Keys and values are not cleared: attention only
     /// reads those written since.
     pub(crate) fn clear(&mut self) -> Result<(), KernelError> {
-        self.position = 0;
+        (self.position, self.unfinished) = (0, false);
+        self.windows.iter_mut().try_for_each(|window| window.clear(&mut self.layers))?;
         for layer in &mut self.layers {
             if let LayerCache::DeltaNet(cache) = layer {
                 let filled =
@@ -140,23 +187,44 @@ impl Cache {
         Ok(())
     }
 
-    /// True if it has no states that need a [`Mark`] to go back.
+    /// True if it has neither states nor windows that need a [`Mark`] to go back.
     pub fn goes_back_anywhere(&self) -> bool {
-        self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_)))
+        self.windows.is_empty() && !self.has_states()
+    }
+
+    fn has_states(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer, LayerCache::DeltaNet(_)))
     }
 
     /// This place.
-    pub fn mark(&self) -> Mark {
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no memory left for a copy of the windows;
+    /// [`KernelError::Value`] after a pass that did not come to its end.
+    pub fn mark(&self) -> Result<Mark, KernelError> {
+        self.check_finished()?;
         let states = self.layers.iter().filter_map(|layer| match layer {
             LayerCache::Attention(_) => None,
             LayerCache::DeltaNet(cache) => Some(cache.clone()),
         });
-        Mark { position: self.position, states: states.collect() }
+        let windows = self.windows.iter().map(|window| window.mark(&self.layers, self.position));
+        let (states, windows) = (states.collect(), windows.collect::<Result<_, _>>()?);
+        Ok(Mark { position: self.position, states, windows })
     }
 
     /// Goes back to `mark`, which is of this text: this cache's, or one that it is a fork of.
-    pub fn go_back(&mut self, mark: &Mark) {
-        self.position = mark.position;
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU fails.
+    pub fn go_back(&mut self, mark: &Mark) -> Result<(), KernelError> {
+        for (index, window) in self.windows.iter_mut().enumerate() {
+            match mark.windows.get(index) {
+                Some(marked) => window.go_back(&mut self.layers, mark.position, marked)?,
+                // Before the first token there were none.
+                None => window.clear(&mut self.layers)?,
+            }
+        }
+        (self.position, self.unfinished) = (mark.position, false);
         let nets = self.layers.iter_mut().filter_map(|layer| match layer {
             LayerCache::Attention(_) => None,
             LayerCache::DeltaNet(cache) => Some(cache),
@@ -164,6 +232,20 @@ impl Cache {
         for (cache, state) in nets.zip(&mark.states) {
             *cache = state.clone();
         }
+        Ok(())
+    }
+
+    /// Every layer's part, made by `new` before the first token.
+    fn make(
+        &mut self,
+        new: impl FnOnce() -> Result<Vec<LayerCache>, KernelError>,
+    ) -> Result<(), KernelError> {
+        if self.layers.is_empty() {
+            let mut layers = new()?;
+            self.windows = Window::all(&mut layers)?;
+            self.layers = layers;
+        }
+        Ok(())
     }
 
     /// Every layer's part, with room for `tokens` more; `new` makes them before the first.
@@ -172,22 +254,59 @@ impl Cache {
         tokens: usize,
         new: impl FnOnce() -> Result<Vec<LayerCache>, KernelError>,
     ) -> Result<&mut [LayerCache], KernelError> {
-        if self.layers.is_empty() {
-            self.layers = new()?;
-        }
+        self.check_finished()?;
+        self.make(new)?;
         let wanted = self.position + tokens;
         for layer in &mut self.layers {
-            if let LayerCache::Attention(cache) = layer {
+            if let LayerCache::Attention(cache @ KvCache { window: None, .. }) = layer {
                 cache.reserve(wanted)?;
             }
+        }
+        for window in &mut self.windows {
+            window.make_ready(&mut self.layers, self.position, tokens)?;
         }
         Ok(&mut self.layers)
     }
 
-    /// Goes back to the first `tokens` tokens. False if it has not seen so many, or has states and
-    /// needs a [`Mark`]: then nothing changes.
+    /// As [`Self::reserve`], for a pass over tokens at these positions, which [`Self::finish`]
+    /// ends. Each layer is [settled](LayerCache::settle) after its last use.
+    pub(crate) fn begin(
+        &mut self,
+        positions: &Tensor,
+        new: impl FnOnce() -> Result<Vec<LayerCache>, KernelError>,
+    ) -> Result<&mut [LayerCache], KernelError> {
+        self.reserve(positions.len(), new)?;
+        for window in &mut self.windows {
+            self.unfinished |= window.begin(&mut self.layers, self.position, positions)?;
+        }
+        Ok(&mut self.layers)
+    }
+
+    /// Ends a pass of `tokens` tokens.
+    pub(crate) fn finish(&mut self, tokens: usize) -> Result<(), KernelError> {
+        self.windows.iter_mut().try_for_each(|window| window.finish(&mut self.layers))?;
+        self.unfinished = false;
+        self.advance(tokens);
+        Ok(())
+    }
+
+    /// Refuses to go on after a pass whose windows are half those of before it.
+    fn check_finished(&self) -> Result<(), KernelError> {
+        let (got, want) = ("left by a pass that failed".into(), "one that goes back, or begins anew".into());
+        match self.unfinished {
+            false => Ok(()),
+            true => Err(KernelError::Value { op: "forward", operand: "cache", got, want }),
+        }
+    }
+
+    /// Goes back to the first `tokens` tokens. False if it has not seen so many, or needs a
+    /// [`Mark`]: because it has states, or has forgotten a part of a window before that place. Then
+    /// nothing changes. It always reaches the last [`WINDOW_ROLLBACK`](crate::WINDOW_ROLLBACK)
+    /// places that it came through, if it has no states.
     pub fn go_back_to(&mut self, tokens: usize) -> bool {
-        let reaches = tokens == self.position || (tokens < self.position && self.goes_back_anywhere());
+        let is_back = tokens < self.position && !self.has_states() && !self.unfinished;
+        let reaches =
+            tokens == self.position || (is_back && self.windows.iter().all(|window| window.reaches(tokens)));
         if reaches {
             self.position = tokens;
         }
@@ -201,13 +320,9 @@ impl Cache {
         tokens: usize,
         new: impl FnOnce() -> Result<Vec<LayerCache>, KernelError>,
     ) -> Result<(), KernelError> {
-        if self.layers.is_empty() {
-            self.layers = new()?;
-        }
+        self.make(new)?;
         for layer in &mut self.layers {
-            if let LayerCache::Attention(cache) = layer
-                && tokens > cache.keys.dim(1)
-            {
+            if let LayerCache::Attention(cache) = layer {
                 cache.grow(tokens.next_multiple_of(FIRST_CAPACITY))?;
             }
         }
@@ -219,17 +334,23 @@ impl Cache {
         let mut fork = self.clone();
         for layer in &mut fork.layers {
             if let LayerCache::Attention(cache) = layer {
-                let capacity = tokens.next_multiple_of(FIRST_CAPACITY).max(cache.keys.dim(1));
-                cache.grow(capacity)?;
+                cache.copy(tokens.next_multiple_of(FIRST_CAPACITY))?;
             }
         }
+        fork.windows.iter_mut().try_for_each(Window::unshare)?;
         Ok(fork)
     }
 
     /// True if `tokens` more fit without reallocation.
     pub fn has_room(&self, tokens: usize) -> bool {
         self.layers.iter().all(|layer| match layer {
-            LayerCache::Attention(cache) => self.position + tokens <= cache.keys.dim(1),
+            LayerCache::Attention(KvCache { keys, window: None, .. }) => {
+                self.position + tokens <= keys.dim(1)
+            }
+            LayerCache::Attention(KvCache { keys, window: Some(rows), .. }) => {
+                let mut windows = self.windows.iter().filter(|window| window.is_of(rows));
+                windows.all(|window| window.has_room(keys.dim(1), self.position, tokens))
+            }
             LayerCache::DeltaNet(_) => true,
         })
     }
@@ -245,6 +366,44 @@ impl Cache {
 }
 
 impl LayerCache {
+    /// The buffers of keys and values of a layer that keeps a window.
+    pub(crate) fn windowed(&mut self) -> Option<([&mut Tensor; 2], &mut WindowRows)> {
+        match self {
+            Self::Attention(KvCache { keys, values, window: Some(rows) }) => Some(([keys, values], rows)),
+            Self::Attention(_) | Self::DeltaNet(_) => None,
+        }
+    }
+
+    /// The keys that a query sees, if the layer keeps these alone.
+    pub(crate) fn window(&self) -> Option<usize> {
+        match self {
+            Self::Attention(cache) => Some(cache.window.as_ref()?.tokens),
+            Self::DeltaNet(_) => None,
+        }
+    }
+
+    /// The same of a layer that keeps this window.
+    pub(crate) fn buffers_of_window(&self, tokens: usize) -> Option<[&Tensor; 2]> {
+        match self {
+            Self::Attention(KvCache { keys, values, window: Some(rows) }) if rows.tokens == tokens => {
+                Some([keys, values])
+            }
+            Self::Attention(_) | Self::DeltaNet(_) => None,
+        }
+    }
+
+    /// From now on the layer keeps what a query sees, whose window is `tokens`. It is empty.
+    pub(crate) fn keep_window(&mut self, tokens: usize) {
+        if let Self::Attention(cache) = self {
+            cache.window = Some(WindowRows::new(tokens));
+        }
+    }
+
+    /// Nobody reads the layer in this pass any more.
+    pub(crate) fn settle(&mut self) -> Result<(), KernelError> {
+        self.windowed().map_or(Ok(()), |(buffers, rows)| rows.close(buffers))
+    }
+
     /// The tensors that have values, and that a sequence reads and writes whole, one row for each
     /// sequence.
     pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
@@ -266,9 +425,10 @@ impl LayerCache {
     ) -> Result<Self, KernelError> {
         let zeros = |like: &Tensor, shape: &[usize]| Tensor::allocate_zeros(shape, like.dtype(), device);
         Ok(match self {
-            Self::Attention(KvCache { keys, values }) => {
+            Self::Attention(KvCache { keys, values, window }) => {
                 let paged = |x: &Tensor| zeros(x, &[pages, x.dim(0), ops::PAGE_TOKENS, x.dim(2)]);
-                Self::Attention(KvCache { keys: paged(keys)?, values: paged(values)? })
+                let (keys, values, window) = (paged(keys)?, paged(values)?, window.clone());
+                Self::Attention(KvCache { keys, values, window })
             }
             Self::DeltaNet(DeltaCache { conv, state, .. }) => {
                 let of = |rows, x: &Tensor| [&[rows], &x.shape()[1..]].concat();
@@ -289,7 +449,7 @@ impl KvCache {
         device: &Device,
     ) -> Result<Self, KernelError> {
         let empty = || Tensor::allocate_zeros(&[kv_heads, 0, head_dim], dtype, device);
-        Ok(Self { keys: empty()?, values: empty()? })
+        Ok(Self { keys: empty()?, values: empty()?, window: None })
     }
 
     /// Of latents `[1, capacity, width]`, which are keys and values in one: there are no values
@@ -298,6 +458,7 @@ impl KvCache {
         Ok(Self {
             keys: Tensor::allocate_zeros(&[1, 0, width], dtype, device)?,
             values: Tensor::allocate_zeros(&[1, 0, 0], dtype, device)?,
+            window: None,
         })
     }
 
@@ -317,17 +478,23 @@ impl KvCache {
         Ok(&self.keys)
     }
 
+    /// The places of the tokens of this pass among the cache's rows; they are at `positions`.
+    pub(crate) fn places(&self, positions: &Tensor) -> Tensor {
+        let of_window = self.window.as_ref().and_then(|rows| rows.places.clone());
+        of_window.unwrap_or_else(|| positions.clone())
+    }
+
     /// Writes `k`, normed and rotated as `keys` says, and `v`, both `[T, Hkv, head_dim]`, to
-    /// `positions` of the cache. Returns `q`, normed and rotated as `queries` says, and the whole
+    /// `places` of the cache. Returns `q`, normed and rotated as `queries` says, and the whole
     /// cache.
     pub(crate) fn append(
         &mut self,
         qkv: [&Tensor; 3],
-        positions: &Tensor,
+        [positions, places]: [&Tensor; 2],
         [queries, keys]: [&RmsNormRope<'_>; 2],
     ) -> Result<(Tensor, [&Tensor; 2]), KernelError> {
         let caches = [&mut self.keys, &mut self.values];
-        let q = ops::rms_norm_rope_append(caches, qkv, positions, [queries, keys])?;
+        let q = ops::rms_norm_rope_append(caches, qkv, [positions, places], [queries, keys])?;
         Ok((q, [&self.keys, &self.values]))
     }
 
@@ -338,7 +505,8 @@ impl KvCache {
         rows: &PagedRows,
         [queries, keys]: [&RmsNormRope<'_>; 2],
     ) -> Result<Tensor, KernelError> {
-        let pages = PagesMut { keys: &mut self.keys, values: &mut self.values, table: &rows.table };
+        let table = rows.table_of(self.window.is_some());
+        let pages = PagesMut { keys: &mut self.keys, values: &mut self.values, table };
         ops::rms_norm_rope_append_paged(pages, qkv, &rows.positions, [queries, keys])
     }
 
@@ -349,86 +517,48 @@ impl KvCache {
 
     /// A pool's pages, by the table of these rows.
     pub(crate) fn pages<'a>(&'a self, rows: &'a PagedRows) -> Pages<'a> {
-        Pages { keys: &self.keys, values: &self.values, table: &rows.table }
+        let table = rows.table_of(self.window.is_some());
+        Pages { keys: &self.keys, values: &self.values, table }
+    }
+
+    /// Of rows of one sequence, u32 `[n]` and `[T]`: the pages that they see, and the rows' places
+    /// in these.
+    pub(crate) fn pages_seen(&self, rows: &PagedRows) -> Result<[Tensor; 2], KernelError> {
+        match rows.window.as_ref().filter(|_| self.window.is_some()) {
+            Some(PagedWindow { seen: Some(seen), .. }) => Ok(seen.clone()),
+            _ => {
+                let table = rows.table_of(self.window.is_some());
+                Ok([table.reshape(&[table.len()])?, rows.positions.clone()])
+            }
+        }
     }
 
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
         let capacity = self.keys.dim(1);
-        if tokens > capacity {
-            self.grow(tokens.max(2 * capacity).next_multiple_of(FIRST_CAPACITY))?;
+        match tokens > capacity {
+            true => self.copy(grown(capacity, tokens)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
-    /// Moves to memory for `capacity` tokens.
-    fn grow(&mut self, capacity: usize) -> Result<(), KernelError> {
+    /// The capacity for so many tokens of a text from its start.
+    fn rows_for(&self, tokens: usize) -> usize {
+        self.window.as_ref().map_or(tokens, |rows| tokens.min(window::capacity(rows.tokens)))
+    }
+
+    /// Moves to memory for `tokens` tokens, if there is less.
+    fn grow(&mut self, tokens: usize) -> Result<(), KernelError> {
+        match self.rows_for(tokens) > self.keys.dim(1) {
+            true => self.copy(tokens),
+            false => Ok(()),
+        }
+    }
+
+    /// Moves to memory of its own for `tokens` tokens, and for no fewer than before.
+    fn copy(&mut self, tokens: usize) -> Result<(), KernelError> {
+        let capacity = self.rows_for(tokens).max(self.keys.dim(1));
         self.keys = ops::grow(&self.keys, capacity)?;
         self.values = ops::grow(&self.values, capacity)?;
-        Ok(())
-    }
-}
-
-impl DeltaCache {
-    /// Of so many sequences that have not begun.
-    pub(crate) fn new(
-        config: &DeltaNetConfig,
-        sequences: usize,
-        device: &Device,
-    ) -> Result<Self, KernelError> {
-        let conv = [sequences, config.conv_dim(), config.linear_conv_kernel_dim - 1];
-        let state = [
-            sequences,
-            config.linear_num_value_heads,
-            config.linear_key_head_dim,
-            config.linear_value_head_dim,
-        ];
-        Self::of_sizes(conv, state, device)
-    }
-
-    /// Of a convolution, `[S, C, W - 1]`, and of a recurrence, `[S, Hv, Dk, Dv]`.
-    pub(crate) fn of_sizes(
-        conv: [usize; 3],
-        state: [usize; 4],
-        device: &Device,
-    ) -> Result<Self, KernelError> {
-        Ok(Self {
-            conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
-            state: Tensor::allocate_zeros(&state, DType::F32, device)?,
-            marked: vec![],
-        })
-    }
-
-    /// A short convolution's, `[S, C, W - 1]`.
-    pub(crate) fn of_convolution(conv: [usize; 3], device: &Device) -> Result<Self, KernelError> {
-        Self::of_sizes(conv, [conv[0], 0, 0, 0], device)
-    }
-
-    /// Of a pool's: copies the states in these slots to these marks.
-    pub(crate) fn mark(&mut self, marks: &[(usize, usize)]) -> Result<(), KernelError> {
-        let Self { conv, state, marked } = self;
-        let states = [&*conv, &*state].into_iter().filter(|tensor| !tensor.is_empty());
-        for (states, marked) in states.zip(marked) {
-            marks.iter().try_for_each(|&(slot, mark)| ops::copy_rows(states, slot, marked, mark))?;
-        }
-        Ok(())
-    }
-
-    /// Of a pool's: sets the states in `slot` to those of a mark, or to zero.
-    pub(crate) fn restore(
-        &mut self,
-        slot: usize,
-        mark: Option<usize>,
-        blank: &Self,
-    ) -> Result<(), KernelError> {
-        let Self { conv, state, marked } = self;
-        let blank = [&blank.conv, &blank.state];
-        let states = [conv, state].into_iter().zip(blank).filter(|(tensor, _)| !tensor.is_empty());
-        for (index, (states, blank)) in states.enumerate() {
-            match mark {
-                Some(mark) => ops::copy_rows(&marked[index], mark, states, slot)?,
-                None => ops::copy_rows(blank, 0, states, slot)?,
-            }
-        }
         Ok(())
     }
 }

@@ -215,5 +215,8 @@ pub fn dry_generation(
             session.generate(logits, &options, |_| Continue(()))?;
         }
     }
-    Ok(())
+    // Windows move on, and are marked, by the same copies.
+    let mut cache = session.cache().clone();
+    let mark = cache.mark()?;
+    Ok(cache.go_back(&mark)?)
 }

@@ -20,7 +20,7 @@ pub(crate) fn chunk(device: &Device) -> usize {
 }
 
 /// Places that a session remembers at most: each takes the memory of the model's delta nets'
-/// states.
+/// states, and of its windows.
 const MARKS: usize = 4;
 
 /// A model with a text in progress: the prompts, and all tokens sampled after them. A clone is a
@@ -175,7 +175,7 @@ impl<'m> Session<'m> {
     }
 
     /// True if [`Self::go_back`] reaches every place without a [mark](Self::mark), as in models of
-    /// attention alone.
+    /// attention to the whole text alone.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] when a GPU fails.
@@ -185,18 +185,23 @@ impl<'m> Session<'m> {
     }
 
     /// Marks this place for [`Self::go_back`]. Only models with states that cannot go back by
-    /// themselves (gated delta nets') need marks; for others this does nothing. Four places are
-    /// kept: the first, often the end of a long system message, and the last three.
-    pub fn mark(&mut self) {
+    /// themselves (gated delta nets'), or with windows, need marks; for others this does nothing.
+    /// Four places are kept: the first, often the end of a long system message, and the last three.
+    /// Each takes the memory of the states and of the windows.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] when a GPU has no such memory left.
+    pub fn mark(&mut self) -> Result<(), ModelError> {
         let position = self.cache.position();
         let is_known = self.marks.iter().any(|mark| mark.position() == position);
         if position == 0 || is_known || self.cache.goes_back_anywhere() {
-            return;
+            return Ok(());
         }
         if self.marks.len() == MARKS {
             self.marks.remove(1);
         }
-        self.marks.push(self.cache.mark());
+        self.marks.push(self.cache.mark()?);
+        Ok(())
     }
 
     /// Goes back to the first `tokens` tokens of the text, or to the last place before that it can
@@ -208,15 +213,13 @@ impl<'m> Session<'m> {
     pub fn go_back(&mut self, tokens: usize) -> Result<usize, ModelError> {
         let (tokens, position) = (tokens.min(self.tokens.len()), self.cache.position());
         if tokens < position {
-            if self.cache.goes_back_anywhere() {
-                self.cache.set_position(tokens);
-            } else {
-                self.marks.retain(|mark| mark.position() <= tokens);
+            self.marks.retain(|mark| mark.position() <= tokens);
+            if !self.cache.go_back_to(tokens) {
                 let Some(mark) = self.marks.last() else {
                     self.clear()?;
                     return Ok(0);
                 };
-                self.cache.go_back(mark);
+                self.cache.go_back(mark)?;
             }
             self.tokens.truncate(self.cache.position());
         } else {

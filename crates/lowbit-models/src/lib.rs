@@ -35,6 +35,7 @@ pub mod tape;
 mod target;
 mod warnings;
 mod weights;
+mod window;
 
 pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow};
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
@@ -56,3 +57,4 @@ pub use pooled::Pooled;
 pub use target::Target;
 pub use warnings::warnings;
 pub use weights::Weights;
+pub use window::WINDOW_ROLLBACK;

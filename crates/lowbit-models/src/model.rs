@@ -98,9 +98,16 @@ impl Model {
         Ok(self.device().synchronize()?)
     }
 
-    /// Empty caches for one sequence.
+    /// Empty caches for one sequence. Layers whose queries see a window keep that, and room for
+    /// some tokens more.
     pub fn cache(&self) -> Cache {
         Cache::default()
+    }
+
+    /// The same, whose layers with a window keep everything, too: they take more memory, and go
+    /// back anywhere.
+    pub fn cache_that_keeps_all(&self) -> Cache {
+        Cache::that_keeps_all()
     }
 
     /// The size of a sequence's cache as it grows.
@@ -108,7 +115,7 @@ impl Model {
     /// # Errors
     /// Those of allocating an empty one.
     pub fn cache_size(&self) -> Result<CacheSize, ModelError> {
-        let mut size = CacheSize::of(&self.decoder.layer_caches(self.device())?);
+        let mut size = CacheSize::of(&self.decoder.layer_caches(self.device(), false)?);
         size.attention_layers +=
             self.decoder.blocks().iter().filter(|block| block.cache_of().is_some()).count();
         Ok(size)
@@ -198,7 +205,7 @@ impl Model {
 
     fn recorded(&self, batch: &[&[u32]], tape: Option<&Tape>) -> Result<Residual, ModelError> {
         self.check_batch(batch.iter().map(|&tokens| (tokens, 0)))?;
-        let mut caches = vec![self.cache(); batch.len()];
+        let mut caches = vec![self.cache_that_keeps_all(); batch.len()];
         let sequences = batch.iter().zip(&mut caches);
         let mut sequences: Vec<_> = sequences.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
         let mut step = Step::whole(batch.iter().map(|tokens| tokens.len()), self.device())?;
@@ -254,7 +261,8 @@ impl Model {
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn make_room(&self, cache: &mut Cache, tokens: usize) -> Result<(), ModelError> {
-        Ok(cache.make_room(tokens, || self.decoder.layer_caches(self.device()))?)
+        let all = cache.keeps_all();
+        Ok(cache.make_room(tokens, || self.decoder.layer_caches(self.device(), all))?)
     }
 
     /// A fork of `cache` whose keys and values have memory of their own, with room for `tokens` in

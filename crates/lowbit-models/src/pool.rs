@@ -1,12 +1,15 @@
 //! The caches of many sequences in one pool, so that one launch serves them all: keys and values in
 //! pages of 64 tokens, states of delta nets in slots.
 
+mod windows;
+
 use crate::cache::LayerCache;
-use crate::layers::{PoolSpan, Step};
+use crate::layers::{PoolSpan, SpanWindow, Step};
 use crate::{Logits, Model, ModelError};
 use lowbit_kernels::ops::PAGE_TOKENS;
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use windows::{MarkedPages, WindowPages, WindowPool};
 
 /// Pages and slots of every layer. Page 0 and slot 0 are nobody's: rows of a batch that no sequence
 /// has read and write them.
@@ -14,7 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct CachePool {
     /// Keys and values `[pages, Hkv, 64, head_dim]`; states `[slots, ..]`.
     layers: Vec<LayerCache>,
+    /// Of layers that keep the whole text.
     pages: Places,
+    /// Of layers that keep a window, if there are some.
+    window: Option<WindowPool>,
     slots: Places,
     marks: Places,
     /// Each layer's states of a sequence that has not begun.
@@ -26,6 +32,7 @@ pub struct CachePool {
 #[derive(Debug)]
 pub struct PoolCache {
     pages: Vec<Arc<Place>>,
+    windowed: WindowPages,
     /// None while it is parked.
     slot: Option<Place>,
     position: usize,
@@ -42,13 +49,15 @@ pub struct PoolSequence<'a> {
     pub marks: &'a [PoolMark],
 }
 
-/// The states of all delta nets after some tokens, in a [`CachePool`]. When the last clone is
-/// dropped, its place is free again.
+/// The states of all delta nets after some tokens, in a [`CachePool`], and the pages of the windows
+/// before that place. When the last clone is dropped, these are free again.
 #[derive(Clone, Debug)]
 pub struct PoolMark {
     position: usize,
-    /// None in models without states.
+    /// None in models without states and windows.
     place: Option<Arc<Place>>,
+    /// There after the pass that reaches the mark.
+    windowed: MarkedPages,
 }
 
 /// The numbers of free pages, slots or marks.
@@ -115,15 +124,23 @@ impl PoolCache {
         self.slot.as_ref().map(|slot| slot.number).ok_or(ModelError::PoolIsFull)
     }
 
-    /// Gives up the states, and the pages behind the first `tokens` tokens, until
+    /// The same of layers that keep a window: 0 for pages that were given back. None in models
+    /// without such layers.
+    pub(crate) fn window_pages(&self) -> Option<impl ExactSizeIterator<Item = u32>> {
+        self.windowed.numbers()
+    }
+
+    /// Gives up the states and windows, and the pages behind the first `tokens` tokens, until
     /// [`CachePool::go_back`] to one of these places.
     pub fn park(&mut self, tokens: usize) {
         self.slot = None;
         self.pages.truncate(tokens.div_ceil(PAGE_TOKENS));
+        self.windowed = WindowPages::default();
     }
 
     pub(crate) fn advance(&mut self, tokens: usize) {
         self.position += tokens;
+        self.windowed.forget(self.position);
     }
 }
 
@@ -136,16 +153,38 @@ impl PoolMark {
 
 impl CachePool {
     /// Room for `pages` pages of 64 tokens, `slots` sequences of `model`, and `marks` marks of
-    /// their states.
+    /// their states. Layers with a window have as many pages as all others, and those of the marks.
     ///
     /// # Errors
     /// [`KernelError::Gpu`], [`KernelError::TooLarge`] without memory for them.
     pub fn new(model: &Model, pages: usize, slots: usize, marks: usize) -> Result<Self, ModelError> {
+        let windows = pages + marks * model.cache_size()?.window_pages();
+        Self::with_window_pages(model, [pages, slots, marks], windows)
+    }
+
+    /// The same with so many pages in layers with a window. [`CacheSize::window_pages`] for each
+    /// mark, two more than that for each slot, and those of the tokens of the longest pass are
+    /// enough for everything.
+    ///
+    /// [`CacheSize::window_pages`]: crate::CacheSize::window_pages
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_window_pages(
+        model: &Model,
+        [pages, slots, marks]: [usize; 3],
+        window_pages: usize,
+    ) -> Result<Self, ModelError> {
         let device = model.device();
-        let blank = model.decoder().layer_caches(device)?;
-        let layers = blank.iter().map(|layer| layer.in_pool([pages + 1, slots + 1, marks], device));
+        let blank = model.decoder().layer_caches(device, false)?;
+        let layers = blank.iter().map(|layer| {
+            let pages = if layer.window().is_some() { window_pages } else { pages };
+            layer.in_pool([pages + 1, slots + 1, marks], device)
+        });
+        let window = blank.iter().filter_map(LayerCache::window).max();
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
+            window: window.map(|tokens| WindowPool::new(tokens, window_pages)),
             pages: Places::new(pages),
             slots: Places::new(slots),
             marks: Places::new(marks),
@@ -154,9 +193,30 @@ impl CachePool {
         })
     }
 
-    /// Pages that no sequence has.
+    /// Pages that no sequence has, of layers that keep the whole text.
     pub fn free_pages(&self) -> usize {
         self.pages.len()
+    }
+
+    /// Pages that no sequence and no mark has, of layers that keep a window; `None` in models
+    /// without such layers.
+    pub fn free_window_pages(&self) -> Option<usize> {
+        self.window.as_ref().map(WindowPool::free_pages)
+    }
+
+    /// The pages of a sequence's windows before its first token.
+    fn no_windows(&self) -> WindowPages {
+        self.window.as_ref().map_or_else(WindowPages::default, WindowPool::begin)
+    }
+
+    /// Takes the pages in layers with a window that the next `tokens` tokens write to.
+    pub(crate) fn make_ready(&self, cache: &mut PoolCache, tokens: usize) -> Result<(), ModelError> {
+        let end = cache.position + tokens;
+        match &self.window {
+            _ if cache.capacity() < end => Err(ModelError::PoolIsFull),
+            Some(window) => window.take(&mut cache.windowed, cache.position..end),
+            None => Ok(()),
+        }
     }
 
     /// An empty cache; `None` if all slots are taken.
@@ -166,7 +226,8 @@ impl CachePool {
     pub fn cache(&mut self) -> Result<Option<PoolCache>, KernelError> {
         let Some(slot) = self.slots.take() else { return Ok(None) };
         self.restore(slot.number, None)?;
-        Ok(Some(PoolCache { pages: vec![], slot: Some(slot), position: 0 }))
+        let windowed = self.no_windows();
+        Ok(Some(PoolCache { pages: vec![], windowed, slot: Some(slot), position: 0 }))
     }
 
     /// Makes room in `cache` for `tokens` tokens in all; false if the pool has too few free pages:
@@ -189,7 +250,8 @@ impl CachePool {
     /// [`ModelError::PoolIsFull`] when all marks are taken.
     pub fn mark_at(&self, position: usize) -> Result<PoolMark, ModelError> {
         let take = || self.marks.take().map(Arc::new).ok_or(ModelError::PoolIsFull);
-        Ok(PoolMark { position, place: self.has_states.then(take).transpose()? })
+        let place = (self.has_states || self.window.is_some()).then(take).transpose()?;
+        Ok(PoolMark { position, place, windowed: MarkedPages::default() })
     }
 
     /// Sets the states in `slot` to those of `mark`, or to those of a sequence that has not begun.
@@ -204,17 +266,19 @@ impl CachePool {
     }
 
     /// Goes back to the first `tokens` tokens, a multiple of 64 or all; `mark` is of this place, in
-    /// models with states. Later pages that other sequences read are exchanged for free ones.
+    /// models with states or windows. Later pages that other sequences read are exchanged for free
+    /// ones.
     ///
     /// # Errors
     /// [`KernelError::Gpu`]; [`ModelError::PoolIsFull`] without these, or a slot for a cache that
-    /// was parked.
+    /// was parked; [`KernelError::Value`] where a window was given back and is no mark's.
     pub fn go_back(
         &mut self,
         cache: &mut PoolCache,
         tokens: usize,
         mark: Option<&PoolMark>,
     ) -> Result<(), ModelError> {
+        let windowed = self.windows_at(&cache.windowed, tokens, mark)?;
         for page in cache.pages.iter_mut().skip(tokens / PAGE_TOKENS) {
             if Arc::strong_count(page) > 1 {
                 *page = Arc::new(self.pages.take().ok_or(ModelError::PoolIsFull)?);
@@ -223,9 +287,20 @@ impl CachePool {
         if cache.slot.is_none() {
             cache.slot = Some(self.slots.take().ok_or(ModelError::PoolIsFull)?);
         }
-        cache.position = tokens;
+        (cache.position, cache.windowed) = (tokens, windowed);
         let slot = cache.slot()?;
         Ok(mark.map_or(Ok(()), |mark| self.restore(slot, Some(mark)))?)
+    }
+
+    /// The pages in layers with a window of a sequence that goes on after the first `tokens` tokens.
+    fn windows_at(
+        &self,
+        of: &WindowPages,
+        tokens: usize,
+        mark: Option<&PoolMark>,
+    ) -> Result<WindowPages, KernelError> {
+        let at = |window: &WindowPool| window.at(of, tokens, mark.map(|mark| &mark.windowed));
+        self.window.as_ref().map_or_else(|| Ok(WindowPages::default()), at)
     }
 
     /// A sequence that goes on from the first `tokens` tokens of `cache`, a multiple of 64, whose
@@ -233,17 +308,18 @@ impl CachePool {
     /// or pages.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`].
+    /// [`KernelError::Gpu`]; [`KernelError::Value`] where a window was given back and is no mark's.
     pub fn fork(
         &mut self,
         cache: &PoolCache,
         (tokens, mark): (usize, Option<&PoolMark>),
         capacity: usize,
     ) -> Result<Option<PoolCache>, KernelError> {
+        let windowed = self.windows_at(&cache.windowed, tokens, mark)?;
         let Some(slot) = self.slots.take() else { return Ok(None) };
         let pages = cache.pages[..tokens / PAGE_TOKENS].to_vec();
         mark.map_or(Ok(()), |mark| self.restore(slot.number, Some(mark)))?;
-        let mut fork = PoolCache { pages, slot: Some(slot), position: tokens };
+        let mut fork = PoolCache { pages, windowed, slot: Some(slot), position: tokens };
         Ok(self.make_room(&mut fork, capacity).then_some(fork))
     }
 
@@ -285,6 +361,9 @@ impl Model {
         if logits != Logits::None {
             self.check_head()?;
         }
+        for PoolSequence { tokens, cache, .. } in &mut *batch {
+            pool.make_ready(cache, tokens.len())?;
+        }
         let turns = turns(batch)?;
         if turns.len() > 1 && logits == Logits::All {
             // The rows of a sequence are not together then.
@@ -299,7 +378,13 @@ impl Model {
         let ids: Vec<u32> = ids.copied().collect();
         let ids = Tensor::new(&ids, &[ids.len()], self.device())?;
         let hidden = self.decoder().run_in_pool(&ids, &step, pool.layers())?;
-        batch.iter_mut().for_each(|sequence| sequence.cache.advance(sequence.tokens.len()));
+        for PoolSequence { tokens, cache, marks } in batch {
+            for mark in *marks {
+                // A mark that an earlier pass reached stays as it is.
+                let _ = mark.windowed.set(cache.windowed.marked(mark.position));
+            }
+            cache.advance(tokens.len());
+        }
         self.logits_of(&hidden, &step, logits)
     }
 }
@@ -309,9 +394,6 @@ fn turns(batch: &[PoolSequence<'_>]) -> Result<Vec<Vec<PoolSpan>>, ModelError> {
     let mut turns: Vec<Vec<PoolSpan>> = vec![];
     for (sequence, PoolSequence { tokens, cache, marks }) in batch.iter().enumerate() {
         let (slot, end) = (cache.slot()?, cache.position() + tokens.len());
-        if cache.capacity() < end {
-            return Err(ModelError::PoolIsFull);
-        }
         let mut start = cache.position();
         let places = marks.iter().map(|mark| (mark.position, mark.place.as_ref().map(|it| it.mark())));
         let last = marks.last().is_none_or(|mark| mark.position != end).then_some((end, None));
@@ -325,7 +407,11 @@ fn turns(batch: &[PoolSequence<'_>]) -> Result<Vec<Vec<PoolSpan>>, ModelError> {
             if turns.len() == turn {
                 turns.push(vec![]);
             }
-            turns[turn].push(PoolSpan { sequence, positions: start..next, pages, slot, mark });
+            let window = cache.window_pages().map(|pages| SpanWindow {
+                pages: pages.take(next.div_ceil(PAGE_TOKENS)).collect(),
+                first: cache.windowed.first_seen(start),
+            });
+            turns[turn].push(PoolSpan { sequence, positions: start..next, pages, window, slot, mark });
             start = next;
         }
     }

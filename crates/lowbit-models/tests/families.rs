@@ -267,8 +267,8 @@ fn small_gemma_4_reads_keys_of_earlier_layers() {
     // Caches of the first two layers, one head each of 24 and of 48 elements, for four.
     let size = model.cache_size().unwrap();
     let elements = 2 * (24 + 48);
-    assert_eq!((size.attention_layers, size.per_token % elements), (4, 0), "{size:?}");
-    assert!([2, 4].contains(&(size.per_token / elements)), "{size:?}");
+    assert_eq!((size.attention_layers, size.whole_per_token() % elements), (4, 0), "{size:?}");
+    assert!([2, 4].contains(&(size.whole_per_token() / elements)), "{size:?}");
 }
 
 #[test]

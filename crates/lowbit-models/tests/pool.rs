@@ -226,8 +226,9 @@ fn marks_on_the_way_are_the_states_there() {
         let places = [&[64, 192][..], &[], &[64]];
         let marks =
             places.map(|places| places.iter().map(|&at| pool.mark_at(at).unwrap()).collect::<Vec<_>>());
-        let has_states = model.cache_size().unwrap().fixed > 0;
-        assert_eq!(pool.mark_at(64).is_err(), has_states, "there are three");
+        let size = model.cache_size().unwrap();
+        let marked = size.fixed + size.windowed > 0;
+        assert_eq!(pool.mark_at(64).is_err(), marked, "there are three");
         let mut caches = texts.each_ref().map(|text| {
             let mut cache = pool.cache().unwrap().unwrap();
             assert!(pool.make_room(&mut cache, text.len()));
@@ -343,6 +344,58 @@ fn forks_share_pages_until_one_goes_back() {
             assert_eq!(reply, alone(&model, prompt, &options), "{} {id}", model.architecture());
         }
         assert_eq!(pool.free_pages(), 16);
+    }
+}
+
+/// A sequence gives back the pages that its windows have left behind, so that a small pool of them
+/// is enough, and is written as alone; its marks keep theirs.
+#[test]
+fn pages_behind_a_window_are_free_again() {
+    for model in models() {
+        let size = model.cache_size().unwrap();
+        if size.windowed == 0 {
+            continue;
+        }
+        let (kept, pass) = (size.window_pages(), 2);
+        assert_eq!(kept, 2, "windows of 19 to 21 tokens, and 16 that may be refused");
+        let all = 2 * (kept + 2) + kept + pass;
+        let mut pool = CachePool::with_window_pages(&model, [16, 2, 1], all).unwrap();
+        let mut steps = BatchSteps::new(&model, 2, 512, 16).unwrap();
+        let mark = pool.mark_at(192).unwrap();
+        let mut texts = vec![];
+        for (id, length) in [(0, 470), (1, 300)] {
+            let text = prompt(&model, id as u32, length);
+            let mut cache = pool.cache().unwrap().unwrap();
+            assert!(pool.make_room(&mut cache, length + 12));
+            while cache.position() + 1 < length {
+                let range = cache.position()..(cache.position() + 64 * pass).min(length - 1);
+                let marks = if id == 0 && range.contains(&191) { std::slice::from_ref(&mark) } else { &[] };
+                let batch = &mut [PoolSequence { tokens: &text[range], cache: &mut cache, marks }];
+                model.forward_batch_in(&mut pool, batch, Logits::None).unwrap();
+            }
+            texts.push(Text { id, options: options(id), prompt: text.len(), text, cache });
+        }
+        let taken = all - pool.free_window_pages().unwrap();
+        assert!(taken <= 3 * kept, "{taken} of {all} pages");
+        for _ in 0..12 {
+            step(&model, &mut pool, &mut steps, &mut texts);
+        }
+        for Text { id, options, prompt, text, .. } in &texts {
+            let (prompt, reply) = text.split_at(*prompt);
+            assert_eq!(reply, alone(&model, prompt, options), "{} {id}", model.architecture());
+        }
+        // What was given back is reached by its mark alone.
+        let Text { mut cache, text, .. } = texts.remove(0);
+        let error = pool.go_back(&mut cache, 128, None).unwrap_err().to_string();
+        assert!(error.contains("go_back: tokens is 128, but a mark of this place"), "{error}");
+        cache.park(192);
+        pool.go_back(&mut cache, 192, Some(&mark)).unwrap();
+        assert!(pool.make_room(&mut cache, 250));
+        let logits = model.forward_in(&mut pool, &mut cache, &text[192..250], Logits::Last).unwrap().unwrap();
+        let logits = logits.to_device(model.host()).unwrap();
+        check_logits(&model, &text[..250], logits.as_slice::<f32>().unwrap());
+        drop((texts, cache, mark));
+        assert_eq!((pool.free_pages(), pool.free_window_pages()), (16, Some(all)));
     }
 }
 

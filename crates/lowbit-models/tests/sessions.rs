@@ -172,7 +172,7 @@ fn a_session_that_went_back_is_one_that_never_went_on() {
         let anywhere = session.goes_back_anywhere().unwrap();
         assert_eq!(anywhere, index + 1 == all.len());
         session.prefill(&first[..4], |_| Continue(())).unwrap().unwrap();
-        session.mark();
+        session.mark().unwrap();
         reply(&mut session, &first[4..], &greedy);
         let (length, tokens) = (session.tokens().len(), session.tokens().to_vec());
         assert_eq!(session.go_back(length).unwrap(), length, "the whole text stays");
@@ -195,8 +195,8 @@ fn the_first_mark_and_the_last_ones_are_kept() {
     let mut session = Session::new(&demo);
     for id in 1..=6 {
         session.prefill(&[id], |_| Continue(())).unwrap().unwrap();
-        session.mark();
-        session.mark();
+        session.mark().unwrap();
+        session.mark().unwrap();
     }
     let reached: Vec<usize> = (1..=6).rev().map(|tokens| session.go_back(tokens).unwrap()).collect();
     assert_eq!(reached, [6, 5, 4, 1, 1, 1]);

@@ -245,7 +245,7 @@ fn read(
         };
     }
     if asked.mark.is_some() {
-        session.mark();
+        session.mark()?;
     }
     Ok(session.prefill(rest, |done| each(Progress::Prompt(mark + done, total)))?)
 }

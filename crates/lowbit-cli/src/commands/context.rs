@@ -51,7 +51,8 @@ fn free(loaded: &Loaded) -> Option<u64> {
 
 /// Tokens for which there is room in four fifths of `free` bytes, in steps of [`LEAST`].
 fn held(free: u64, size: CacheSize) -> usize {
-    let room = (free / 5 * 4).saturating_sub(size.fixed as u64);
+    let windows = size.windowed.saturating_mul(size.window) as u64;
+    let room = (free / 5 * 4).saturating_sub(size.fixed as u64).saturating_sub(windows);
     // A cache that is full is replaced by one of twice its size.
     let tokens = room.checked_div(2 * size.per_token as u64).unwrap_or(u64::MAX);
     let steps = usize::try_from(tokens).unwrap_or(usize::MAX) / LEAST;
@@ -70,6 +71,8 @@ mod tests {
         assert_eq!(held(5 << 30, size), 1 << 16);
         size.fixed = 1 << 30;
         assert_eq!(held(5 << 30, size), 48 << 10);
+        (size.windowed, size.window) = (1 << 20, 512);
+        assert_eq!(held(5 << 30, size), 40 << 10);
         assert_eq!(held(0, size), LEAST);
         assert_eq!(held(1 << 30, CacheSize::default()), usize::MAX / LEAST * LEAST);
     }

@@ -293,7 +293,7 @@ fn reuse(stats: &Stats) -> String {
         _ if stats.budget_bytes < least => format!("{size} hold no prompt's start for another request"),
         0 => format!("{size}; prompts share their starts in blocks of {block} tokens"),
         _ => format!(
-            "{size}; prompts share their starts up to checkpoints, every one of {:.1} MB (recurrent states)",
+            "{size}; prompts share their starts up to checkpoints, every one of {:.1} MB (recurrent states, windows)",
             states as f64 / 1e6
         ),
     }

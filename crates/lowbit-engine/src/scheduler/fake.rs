@@ -89,7 +89,10 @@ pub(super) fn reply(request: &Request, context: usize) -> (Vec<u32>, Finish) {
 
 impl Fake {
     pub fn new(states: usize) -> Self {
-        let sizes = Sizes { per_token: 1, states, fixed: states, marks: usize::MAX, granule: BLOCK };
+        let marks = usize::MAX;
+        let (windowed, window) = (0, 0);
+        let (fixed, mark) = (states, states);
+        let sizes = Sizes { per_token: 1, windowed, window, states, fixed, mark, marks, granule: BLOCK };
         let (memory, fixed) = (Rc::new(Cell::new(usize::MAX)), Rc::new(Cell::new(1000)));
         let (clock, bytes, passes, on_the_way) = Default::default();
         let most_parts = Rc::new(Cell::new(usize::MAX));

@@ -246,7 +246,7 @@ impl<R: Runner> Scheduler<R> {
         for places in all.values_mut() {
             // Without memory for them, later requests read more of their prompts.
             places.retain(|_| {
-                let fits = self.make_free((count + 1) * self.sizes.fixed, None) && self.make_mark_free(count);
+                let fits = self.make_free((count + 1) * self.sizes.mark, None) && self.make_mark_free(count);
                 count += usize::from(fits);
                 fits
             });

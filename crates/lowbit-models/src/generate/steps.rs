@@ -45,7 +45,7 @@ impl Steps {
         if let Some(mut steps) = last.filter(suits) {
             steps.state.restart(tokens)?;
             let state = steps.state.tensors();
-            steps.pass.take_if(|pass| !cache.tensors().chain(state).all(|tensor| pass.uses(tensor)));
+            steps.pass.take_if(|pass| !cache.captured().chain(state).all(|tensor| pass.uses(tensor)));
             return Ok(steps);
         }
         Ok(Self {
@@ -106,6 +106,8 @@ impl Steps {
         self.pass.take_if(|_| !cache.has_room(1));
         match (model.device(), &self.pass) {
             (_, Some(pass)) => {
+                // Windows that are full move on, where they are.
+                model.reserve(cache, 1)?;
                 pass.replay()?;
                 cache.advance(1);
                 let logits = self.logits.clone().filter(|_| self.rules.has_grammar());

@@ -311,6 +311,11 @@ impl Attention {
         self.config.kv_of
     }
 
+    /// [`AttentionConfig::sliding_window`].
+    pub(crate) fn window(&self) -> Option<usize> {
+        self.config.sliding_window
+    }
+
     /// An empty cache for this layer.
     ///
     /// # Errors

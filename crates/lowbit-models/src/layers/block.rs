@@ -122,6 +122,14 @@ impl Block {
         }
     }
 
+    /// The keys that a query sees, if this is a layer of attention to a window.
+    pub(crate) fn window(&self) -> Option<usize> {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.window(),
+            _ => None,
+        }
+    }
+
     /// An empty cache for this layer, keys and values in `dtype`.
     ///
     /// # Errors
@@ -355,6 +363,25 @@ pub(crate) struct PagedRows {
     pub positions: Tensor,
     /// u32 `[S, N]`.
     pub table: Tensor,
+    /// In models with layers that keep a window: what these have instead.
+    pub window: Option<PagedWindow>,
+}
+
+/// The pages of sequences in layers that keep a window.
+#[derive(Clone, Debug)]
+pub(crate) struct PagedWindow {
+    /// u32 `[S, N]`: 0 for pages that were given back, which nobody sees.
+    pub table: Tensor,
+    /// Of one sequence, u32 `[n]` and `[T]`: the pages that its rows see, and the rows' places in
+    /// these.
+    pub seen: Option<[Tensor; 2]>,
+}
+
+impl PagedRows {
+    /// The pages in layers of this kind.
+    pub(crate) fn table_of(&self, windowed: bool) -> &Tensor {
+        self.window.as_ref().filter(|_| windowed).map_or(&self.table, |window| &window.table)
+    }
 }
 
 /// A piece of a sequence's new tokens, and its places in a pool.
@@ -366,9 +393,31 @@ pub(crate) struct PoolSpan {
     pub positions: Range<usize>,
     /// The sequence's pages until the last of them.
     pub pages: Vec<u32>,
+    /// The same in layers that keep a window, if there are some.
+    pub window: Option<SpanWindow>,
     pub slot: u32,
     /// The mark that gets the states after them.
     pub mark: Option<usize>,
+}
+
+/// A piece's pages in layers that keep a window.
+#[derive(Clone, Debug)]
+pub(crate) struct SpanWindow {
+    /// From the text's start on, 0 for those that were given back.
+    pub pages: Vec<u32>,
+    /// The place of the first that its tokens see.
+    pub first: usize,
+}
+
+impl SpanWindow {
+    /// As tensors, for tokens at `positions`.
+    fn uploaded(&self, positions: Range<usize>, device: &Device) -> Result<PagedWindow, KernelError> {
+        let Self { pages, first } = self;
+        let new = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device);
+        let places = positions.map(|position| (position - first * ops::PAGE_TOKENS) as u32);
+        let seen = [new(&pages[*first..])?, new(&places.collect::<Vec<_>>())?];
+        Ok(PagedWindow { table: Tensor::new(pages, &[1, pages.len()], device)?, seen: Some(seen) })
+    }
 }
 
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
@@ -441,7 +490,9 @@ impl Step {
                 marks.extend(span.mark.map(|mark| (span.slot as usize, mark)));
                 let positions = pool.positions.rows(rows.start, rows.end)?;
                 let table = Tensor::new(&span.pages, &[1, span.pages.len()], device)?;
-                pool.parts.push(PagedRows { rows, positions, table });
+                let window = span.window.as_ref();
+                let window = window.map(|window| window.uploaded(span.positions.clone(), device));
+                pool.parts.push(PagedRows { rows, positions, table, window: window.transpose()? });
             }
             let (slots, cu_seqlens) = (new(&slots)?, new(&offsets)?);
             pool.turns.push(PoolTurn { rows: first..end, slots, cu_seqlens, marks });
@@ -449,10 +500,17 @@ impl Step {
         Ok(Self { spans: vec![], tape: None, whole: None, pool: Some(pool) })
     }
 
-    /// One token of each of many sequences in a pool, whose pages are the rows of `table`.
-    pub(crate) fn rows(positions: Tensor, table: Tensor, slots: Tensor, cu_seqlens: Tensor) -> Self {
+    /// One token of each of many sequences in a pool, whose pages are the rows of the tables: the
+    /// second is that of layers that keep a window, if there are some.
+    pub(crate) fn rows(
+        positions: Tensor,
+        (table, windows): (Tensor, Option<Tensor>),
+        slots: Tensor,
+        cu_seqlens: Tensor,
+    ) -> Self {
         let rows = 0..positions.len();
-        let parts = vec![PagedRows { rows: rows.clone(), positions: positions.clone(), table }];
+        let window = windows.map(|table| PagedWindow { table, seen: None });
+        let parts = vec![PagedRows { rows: rows.clone(), positions: positions.clone(), table, window }];
         let turns = vec![PoolTurn { rows: rows.clone(), slots, cu_seqlens, marks: vec![] }];
         let ends = rows.map(|row| row + 1).collect();
         Self {

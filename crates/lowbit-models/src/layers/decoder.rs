@@ -5,7 +5,7 @@ use crate::cache::{Cache, LayerCache};
 use crate::names::LM_HEAD;
 use crate::tape::ops::{add, softcap};
 use crate::tape::{Inventory, Kept, Tape, Var};
-use crate::{Config, ModelError, Weights, arch};
+use crate::{Config, ModelError, Weights, arch, window};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::LogitFunction;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -72,6 +72,8 @@ pub struct Decoder {
     blocks: Arc<[Block]>,
     /// The place of each block's cache among [`Self::layer_caches`]: some share one.
     places: Arc<[usize]>,
+    /// The window that each of these caches has to keep, if it need not keep all.
+    windows: Arc<[Option<usize>]>,
     /// The embeddings of each layer's own, if layers have some.
     layer_embeddings: Option<LayerEmbeddings>,
     /// The factor of the embedding in each column, `[hidden_size]`, if there is one.
@@ -113,10 +115,12 @@ impl Decoder {
         let caps = |cap| Tensor::new(&vec![cap; config.vocab_size], &[config.vocab_size], weights.device());
         let logit_function =
             LogitFunction { factors: row(logits, config.vocab_size)?, caps: softcap.map(caps).transpose()? };
+        let places = places(&blocks);
         Ok(Self {
             embedding,
             embedding_scale,
-            places: places(&blocks),
+            windows: windows(&blocks, &places, config.max_position_embeddings),
+            places,
             blocks,
             layer_embeddings: layer_embeddings.transpose()?,
             norm,
@@ -132,10 +136,21 @@ impl Decoder {
         &self.blocks
     }
 
-    /// The part of a cache of every layer that has one of its own, empty.
-    pub(crate) fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
+    /// The part of a cache of every layer that has one of its own, empty. Layers with a window keep
+    /// that alone, unless they are asked for all.
+    pub(crate) fn layer_caches(&self, device: &Device, all: bool) -> Result<Vec<LayerCache>, KernelError> {
         let owners = self.blocks.iter().filter(|block| block.cache_of().is_none());
-        owners.map(|block| block.cache(self.cache.dtype(), device)).collect()
+        let caches = owners.zip(&*self.windows).map(|(block, window)| {
+            let mut cache = block.cache(self.cache.dtype(), device)?;
+            window.filter(|_| !all).into_iter().for_each(|window| cache.keep_window(window));
+            Ok(cache)
+        });
+        caches.collect()
+    }
+
+    /// True if some layers keep a window alone.
+    pub(crate) fn has_windows(&self) -> bool {
+        self.windows.iter().any(Option::is_some)
     }
 
     /// True if a layer needs what others give it besides the states before it.
@@ -163,7 +178,8 @@ impl Decoder {
         tokens: usize,
         device: &Device,
     ) -> Result<(), KernelError> {
-        cache.reserve(tokens, || self.layer_caches(device)).map(|_| ())
+        let all = cache.keeps_all();
+        cache.reserve(tokens, || self.layer_caches(device, all)).map(|_| ())
     }
 
     /// The states of all sequences' tokens before the final norm and the output layer, from device
@@ -180,20 +196,24 @@ impl Decoder {
         let device = tokens.device();
         let mut layers = Vec::with_capacity(caches.len());
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
-            layers.push(cache.reserve(span.rows.len(), || self.layer_caches(device))?);
+            let all = cache.keeps_all();
+            layers.push(cache.begin(&span.positions, || self.layer_caches(device, all))?);
         }
         let (mut x, own) = self.begin(tokens, step.tape.as_ref())?;
         for (index, block) in self.blocks.iter().enumerate() {
             let own = self.own(own.as_ref(), index)?;
-            let mut caches: Vec<_> =
-                layers.iter_mut().map(|layers| &mut layers[self.places[index]]).collect();
+            let place = self.places[index];
+            let mut caches: Vec<_> = layers.iter_mut().map(|layers| &mut layers[place]).collect();
             x = match &step.tape {
                 Some(tape) if tape.kept() == Kept::Blocks => self.computed_again(index, x, step, tape)?,
                 _ => block.forward(x, own.as_ref(), step, &mut caches)?,
             };
+            if !self.places[index + 1..].contains(&place) {
+                caches.into_iter().try_for_each(LayerCache::settle)?;
+            }
         }
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
-            cache.advance(span.rows.len());
+            cache.finish(span.rows.len())?;
         }
         Ok(x)
     }
@@ -354,6 +374,18 @@ impl Decoder {
     pub(crate) fn head(&self) -> &Linear {
         &self.head
     }
+}
+
+/// The window that each cache has to keep for all layers that read it, unless it keeps as much as
+/// a text of the whole context needs.
+fn windows(blocks: &[Block], places: &[usize], context: usize) -> Arc<[Option<usize>]> {
+    let count = places.iter().max().map_or(0, |last| last + 1);
+    let readers = |place| blocks.iter().zip(places).filter(move |(_, at)| **at == place);
+    let of_place = |place| {
+        let all: Option<Vec<usize>> = readers(place).map(|(block, _)| block.window()).collect();
+        all?.into_iter().max().filter(|&window| window::capacity(window) < context)
+    };
+    (0..count).map(of_place).collect()
 }
 
 /// The place of each block's cache among those of the blocks that have one of their own.

@@ -19,7 +19,7 @@ mod tied;
 
 pub use attention::{Attention, AttentionConfig, HeadNorms, QueryScale};
 pub use block::{Block, Residual, Step, wrong_cache};
-pub(crate) use block::{PagedRows, PoolRows, PoolSpan};
+pub(crate) use block::{PagedRows, PagedWindow, PoolRows, PoolSpan, SpanWindow};
 pub use decoder::{Decoder, DecoderConfig};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
 pub use latent_attention::{LatentAttention, LatentAttentionConfig};

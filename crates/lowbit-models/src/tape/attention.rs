@@ -26,7 +26,8 @@ struct HeadNorm {
 }
 
 /// [`ops::rms_norm_rope_append()`] of new queries, keys and values, `[T, H, ..]` each, and
-/// [`ops::attention()`]. Keys and values that were cached before are constants.
+/// [`ops::attention()`]. Keys and values that were cached before are constants; a pass that is
+/// recorded has caches that keep all.
 pub(crate) fn attention(
     cache: &mut KvCache,
     qkv: [&Var; 3],
@@ -43,8 +44,10 @@ pub(crate) fn attention(
     let norms = norms.map_or([None, None], |[q, k]| [Some(norm(q)), Some(norm(k))]);
     let [q, k, v] = qkv.map(Var::tensor);
     let rotations = norms.each_ref().map(|norm| HeadNorm::rotation(norm.as_ref(), head_dim, rope));
-    let (rotated, [keys, values]) = cache.append([q, k, v], positions, rotations.each_ref())?;
-    let y = ops::attention(&rotated, keys, values, positions, sinks, &params)?;
+    let places = cache.places(positions);
+    let at = [positions, &places];
+    let (rotated, [keys, values]) = cache.append([q, k, v], at, rotations.each_ref())?;
+    let y = ops::attention(&rotated, keys, values, &places, sinks, &params)?;
     let Some(tape) = tape else { return Ok(y.into()) };
     let cached = [rotated, keys.clone(), values.clone()];
     let (rope, positions, kept) = (rope.clone(), positions.clone(), y.clone());
@@ -76,7 +79,8 @@ pub(crate) fn attention_to_cached(
     let [keys, values] = cache.tensors();
     check_unrecorded(q)?;
     let q = rotated(q.tensor(), positions, heads)?;
-    Ok(ops::attention(&q, keys, values, positions, heads.sinks, &heads.params)?.into())
+    let places = cache.places(positions);
+    Ok(ops::attention(&q, keys, values, &places, heads.sinks, &heads.params)?.into())
 }
 
 /// The same for sequences in a pool.
@@ -158,13 +162,13 @@ fn attention_to_pages(
     heads: &Heads<'_>,
 ) -> Result<Tensor, KernelError> {
     let Heads { sinks, params, .. } = *heads;
-    let (pages, PagedRows { positions, table, .. }) = (cache.pages(part), part);
-    if q.dim(0) == table.dim(0) {
-        return ops::attention_paged(q, pages, positions, sinks, &params);
+    let pages = cache.pages(part);
+    if q.dim(0) == pages.table.dim(0) {
+        return ops::attention_paged(q, pages, &part.positions, sinks, &params);
     }
-    let table = table.reshape(&[table.len()])?;
+    let [table, places] = cache.pages_seen(part)?;
     let [keys, values] = [pages.keys, pages.values].map(|pages| ops::gather_pages(pages, &table));
-    ops::attention(q, &keys?, &values?, positions, sinks, &params)
+    ops::attention(q, &keys?, &values?, &places, sinks, &params)
 }
 
 impl HeadNorm {

@@ -78,8 +78,10 @@ struct Licence {
 /// The memory that a model takes while it runs, in bytes.
 #[derive(Serialize)]
 pub struct Memory {
-    /// Of keys and values, f16, per token of the context.
+    /// Of keys and values, f16, per token of the context, in layers that keep all of them.
     cache_bytes_per_token: u64,
+    /// Of those in layers that keep a window, which do not grow any more when it is full.
+    window_bytes: u64,
     /// Of a sequence's states that do not grow.
     state_bytes: u64,
     pub at: Vec<AtContext>,
@@ -300,6 +302,7 @@ fn memory(checkpoint: &Checkpoint, bytes: u64) -> Option<(Memory, Loaded)> {
     });
     let memory = Memory {
         cache_bytes_per_token: cache.per_token as u64,
+        window_bytes: cache.windowed.saturating_mul(cache.window) as u64,
         state_bytes: cache.fixed as u64,
         at: at.collect(),
     };

@@ -73,7 +73,7 @@ fn append_case(tokens: usize) -> Case {
             let run = move || {
                 let Operands { x, positions, .. } = &operands;
                 let params = operands.params();
-                rms_norm_rope_append([&mut keys, &mut values], [x, x, x], positions, [&params; 2])?;
+                rms_norm_rope_append([&mut keys, &mut values], [x, x, x], [positions; 2], [&params; 2])?;
                 if std::mem::take(&mut first) {
                     return copy(&keys.to_device(&keys.device().host()?)?);
                 }

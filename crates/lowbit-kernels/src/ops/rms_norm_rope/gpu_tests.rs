@@ -53,7 +53,7 @@ fn forked_caches_keep_what_they_had() {
     let x = Tensor::new(&[5f32, 6.0], &[1, 1, 2], &device).unwrap();
     let (at, rope) = (Tensor::new(&[1u32], &[1], &device).unwrap(), rotation(0, RopeLayout::HalfSplit));
     let params = RmsNormRope { head_dim: 2, norm: None, rope: &rope };
-    rms_norm_rope_append([&mut keys, &mut cached], [&x, &x, &x], &at, [&params; 2]).unwrap();
+    rms_norm_rope_append([&mut keys, &mut cached], [&x, &x, &x], [&at; 2], [&params; 2]).unwrap();
     for cache in [keys, cached] {
         assert_eq!(values(&cache), [0.0, 0.0, 5.0, 6.0]);
     }

@@ -85,9 +85,9 @@ pub fn rms_norm_rope(
 /// Everything between a projection and attention:
 ///
 /// ```text
-/// keys[h, positions[t], :]   = rms_norm_rope(k, positions, new_keys)[t, h, :]
-/// values[h, positions[t], :] = v[t, h, :]
-/// y                          = rms_norm_rope(q, positions, queries)
+/// keys[h, places[t], :]   = rms_norm_rope(k, positions, new_keys)[t, h, :]
+/// values[h, places[t], :] = v[t, h, :]
+/// y                       = rms_norm_rope(q, positions, queries)
 /// ```
 /// with [`rms_norm_rope`], and [`kv_append()`] into each cache. Returns y.
 ///
@@ -99,8 +99,10 @@ pub fn rms_norm_rope(
 /// | k | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | v | `[T, Hkv, Dv]` | k's |
 /// | positions | `[T]` | u32 |
+/// | places | `[T]` | u32 |
 ///
-/// New keys are rounded to the cache's dtype, on the CPU to k's dtype first. A GPU needs one launch
+/// Places are the positions where a cache holds a text from its start, and fewer by as many as it
+/// has forgotten ([`cache_places()`](super::cache_places())). New keys are rounded to the cache's dtype, on the CPU to k's dtype first. A GPU needs one launch
 /// if q and k have the same head size and rotation, and both or neither have a norm; else more.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`, `reshape_and_cache`.
@@ -110,16 +112,16 @@ pub fn rms_norm_rope(
 pub fn rms_norm_rope_append(
     [keys, values]: [&mut Tensor; 2],
     [q, k, v]: [&Tensor; 3],
-    positions: &Tensor,
+    [positions, places]: [&Tensor; 2],
     [queries, new_keys]: [&RmsNormRope<'_>; 2],
 ) -> Result<Tensor, KernelError> {
     let check = Check("rms_norm_rope_append");
     queries.check(check, q, positions)?;
     new_keys.check(check, k, positions)?;
-    kv_append::check(check, ("keys", keys), ("k", k), positions)?;
+    kv_append::check(check, ("keys", keys), ("k", k), places)?;
     let wanted = [keys.dim(0), keys.dim(1), v.dim(-1)];
     check.shape("values", values, &wanted, || format!("keys {:?}", keys.shape()))?;
-    kv_append::check(check, ("values", values), ("v", v), positions)?;
+    kv_append::check(check, ("values", values), ("v", v), places)?;
     check.dtype("values", values, keys.dtype())?;
     for (operand, x) in [("q", q), ("v", v)] {
         check.dtype(operand, x, k.dtype())?;
@@ -128,14 +130,15 @@ pub fn rms_norm_rope_append(
     match k.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            gpu::append::launch(check, gpu, ([keys, values], None), [q, k, v], positions, [queries, new_keys])
+            let (into, at) = (([keys, values], None), [positions, places]);
+            gpu::append::launch(check, gpu, into, [q, k, v], at, [queries, new_keys])
         }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
             let (q, [k, v]) = made(check, keys.dtype(), [q, k, v], positions, [queries, new_keys])?;
-            kv_append(keys, &k, positions)?;
-            kv_append(values, &v, positions)?;
+            kv_append(keys, &k, places)?;
+            kv_append(values, &v, places)?;
             Ok(q)
         }
     }
@@ -192,7 +195,7 @@ pub fn rms_norm_rope_append_paged(
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
             let into = ([keys, values], Some((table, shape.sizes(check)?)));
-            gpu::append::launch(check, gpu, into, [q, k, v], positions, [queries, new_keys])
+            gpu::append::launch(check, gpu, into, [q, k, v], [positions; 2], [queries, new_keys])
         }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},

@@ -70,6 +70,9 @@ pub(super) fn keys_and_values_go_to_their_positions_on(devices: &[Device], posit
             let (query_weight, query_weights) = normal(&mut random, &[head_dim], FLOATS[1], device);
             let (weight, weights) = normal(&mut random, &[head_dim], FLOATS[0], device);
             let at = Tensor::new(positions, &[tokens], device).unwrap();
+            // Heads are rotated by positions that are not their places, as in a cache that forgot.
+            let turns: Vec<u32> = positions.iter().map(|&place| place % 1000 + 64).collect();
+            let turned = Tensor::new(&turns, &[tokens], device).unwrap();
             // Of queries, and of keys.
             let norms = [Some((&query_weight, 2e-3)), Some((&weight, 1e-3))];
             for [query_norm, norm] in [norms, [None; 2], [None, norms[1]]] {
@@ -79,11 +82,12 @@ pub(super) fn keys_and_values_go_to_their_positions_on(devices: &[Device], posit
                     tensor(&vec![9.0; heads * capacity * width], &[heads, capacity, width], cached, device).0
                 });
                 let caches = [&mut keys, &mut values];
-                let y = rms_norm_rope_append(caches, [&q, &k, &v], &at, [&queries, &params]).unwrap();
-                let made = reference::rms_norm_rope(&qs, columns, &query_weights, positions, &queries);
+                let norms = [&queries, &params];
+                let y = rms_norm_rope_append(caches, [&q, &k, &v], [&turned, &at], norms).unwrap();
+                let made = reference::rms_norm_rope(&qs, columns, &query_weights, &turns, &queries);
                 let (want, bounds): (Vec<f64>, Vec<f64>) = made.into_iter().unzip();
                 assert_close(&y, &[tokens, 2 * heads, head_dim], dtype, &want, |i| bounds[i]);
-                let made = reference::rms_norm_rope(&ks, head_dim, &weights, positions, &params);
+                let made = reference::rms_norm_rope(&ks, head_dim, &weights, &turns, &params);
                 let made = made.into_iter().map(|(y, bound)| (y, bound + rounding(dtype, y.abs() + bound)));
                 let copied = vs.iter().map(|&v| (f64::from(v), 0.0));
                 for (cache, rows) in [(keys, made.collect::<Vec<_>>()), (values, copied.collect())] {
@@ -252,7 +256,7 @@ fn refusals_leave_the_caches_alone() {
     let mut keys = zeros(&[3, 5, 8]);
     let mut refused = |values: &[usize], v: &Tensor, position: u32| {
         let at = Tensor::new(&[position], &[1], &device).unwrap();
-        rms_norm_rope_append([&mut keys, &mut zeros(values)], [&ones, &ones, v], &at, [&params; 2])
+        rms_norm_rope_append([&mut keys, &mut zeros(values)], [&ones, &ones, v], [&at; 2], [&params; 2])
             .unwrap_err()
             .to_string()
     };
@@ -271,8 +275,8 @@ fn refusals_leave_the_caches_alone() {
     refused(&[3, 5, 8], &ones.cast(DType::F16).unwrap(), 0);
     let at = Tensor::new(&[0u32], &[1], &device).unwrap();
     let half = ones.cast(DType::F16).unwrap();
-    let error =
-        rms_norm_rope_append([&mut keys, &mut zeros(&[3, 5, 8])], [&half, &ones, &ones], &at, [&params; 2]);
+    let caches = [&mut keys, &mut zeros(&[3, 5, 8])];
+    let error = rms_norm_rope_append(caches, [&half, &ones, &ones], [&at; 2], [&params; 2]);
     assert_eq!(error.unwrap_err().to_string(), "rms_norm_rope_append: q is f16, but f32 is wanted");
     assert!(keys.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0));
 }
@@ -286,7 +290,7 @@ fn values_that_do_not_fit_leave_both_caches_alone() {
     let at = Tensor::new(&[1u32], &[1], &device).unwrap();
     let params = RmsNormRope { head_dim: 2, norm: None, rope: &rope };
     let [keys, values] = &mut caches;
-    let append = rms_norm_rope_append([keys, values], [&q, &x(2.0), &x(1e5)], &at, [&params, &params]);
+    let append = rms_norm_rope_append([keys, values], [&q, &x(2.0), &x(1e5)], [&at; 2], [&params; 2]);
     let want = "rms_norm_rope_append: v is 100000, but f16, the cache's type, ends at 65520";
     assert_eq!(append.unwrap_err().to_string(), want);
     for cache in caches {

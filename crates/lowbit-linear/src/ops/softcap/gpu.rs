@@ -4,7 +4,7 @@
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::math::tanh;
+use crate::gpu::math::{exp, tanh, unless_nan};
 use crate::ops::Check;
 use crate::ops::elementwise::{Broadcast, gpu as elementwise};
 use crate::{KernelError, Tensor};

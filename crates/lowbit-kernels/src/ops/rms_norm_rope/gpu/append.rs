@@ -3,7 +3,7 @@
 //!
 //! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a
 //! cube belongs to follows from its number alone. Queries take part only where they share the
-//! config with the keys; else they get a launch of their own. Positions beyond the caches' capacity
+//! config with the keys; else they get a launch of their own. Places beyond the caches' capacity
 //! are computed and stored nowhere. Caches are contiguous, or pages of a pool.
 
 use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
@@ -91,6 +91,7 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
     rotation: &Rotation,
     y: &mut [Vector<X, V>],
     caches: &mut Caches<Y, V>,
+    places: &[u32],
     table: &[u32],
     counts: AppendCounts,
     sizes: AppendSizes,
@@ -118,7 +119,8 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
     } else if CUBE_POS < cubes {
         let per_token = counts.keys_per_token;
         let (row, exists, position) = head_of_unit(counts.keys, per_token, query_cubes, positions, config);
-        let place = (row / per_token, row % per_token, position);
+        let token = row / per_token;
+        let place = (token, row % per_token, places[token as usize]);
         let (to, has) = cache_row(table, place, counts.capacity, &pool, comptime!(config.paged));
         let (from, to) = (row * sizes.width, to * sizes.width);
         let head = Head { from: from as usize, to: to as usize, live: exists && has, position };
@@ -136,7 +138,7 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
         if i < counts.keys * sizes.value_width {
             let (row, column) = (i / sizes.value_width, i % sizes.value_width);
             let (token, head) = (row / counts.keys_per_token, row % counts.keys_per_token);
-            let place = (token, head, positions[token as usize]);
+            let place = (token, head, places[token as usize]);
             let (to, has) = cache_row(table, place, counts.capacity, &pool, comptime!(config.paged));
             if has {
                 let to = to * sizes.value_width + column;
@@ -165,13 +167,13 @@ pub(in crate::ops::rms_norm_rope) fn launch(
     gpu: &Gpu,
     ([keys, values], table): ([&mut Tensor; 2], Option<Table<'_>>),
     [q, k, v]: [&Tensor; 3],
-    positions: &Tensor,
+    [positions, places]: [&Tensor; 2],
     [queries, new_keys]: [&Params<'_>; 2],
 ) -> Result<Tensor, KernelError> {
     if k.is_empty() || keys.is_empty() {
         // Pages have no sizes of 0: there are no new tokens then.
         if table.is_none() {
-            kv_append(values, v, positions)?;
+            kv_append(values, v, places)?;
         }
         return rms_norm_rope(q, positions, queries);
     }
@@ -184,7 +186,7 @@ pub(in crate::ops::rms_norm_rope) fn launch(
     values.unshare()?;
     let query_count = if together { q.dim(0) * q.dim(1) } else { 0 };
     let (caches, new) = ([&*keys, &*values], [q, k, v]);
-    let append = Append { check, gpu, caches, table, new, positions, query_count };
+    let append = Append { check, gpu, caches, table, new, positions, places, query_count };
     append.launch([queries, new_keys], &y)?;
     Ok(y)
 }
@@ -199,14 +201,16 @@ struct Append<'a> {
     /// q, k and v.
     new: [&'a Tensor; 3],
     positions: &'a Tensor,
+    /// The new tokens' places in contiguous caches; in pages their positions.
+    places: &'a Tensor,
     /// Query heads that the launch takes: all or none.
     query_count: usize,
 }
 
 impl Append<'_> {
     fn launch(&self, [queries, new_keys]: [&Params<'_>; 2], y: &Tensor) -> Result<(), KernelError> {
-        let Self { check, gpu, caches: [keys, values], table, new: [q, k, v], positions, query_count } =
-            *self;
+        let Self { check, gpu, caches: [keys, values], table, new: [q, k, v], query_count, .. } = *self;
+        let (positions, places) = (self.positions, self.places);
         let (heads, width, value_width) = (k.dim(1), keys.dim(-1), values.dim(-1));
         let count = k.dim(0) * heads;
         let inv_freq = new_keys.rope.uploaded(k.device())?;
@@ -235,6 +239,7 @@ impl Append<'_> {
             rotation: RotationArgs { positions: positions.buffer()?, inv_freq: inv_freq.buffer()? },
             y: y.buffer()?,
             caches: CachesArgs { keys: keys.buffer()?, values: values.buffer()? },
+            places: places.buffer()?,
             // An unused operand gets a placeholder buffer.
             table: table.map_or(positions, |(table, _)| table).buffer()?,
             counts: AppendCounts {
@@ -259,7 +264,7 @@ impl Append<'_> {
         };
         let cubes = rows::cubes(query_cubes + key_cubes + copies);
         // SAFETY: the op checked the shapes of all operands against each other and that each token
-        // has a position; the kernel stores nothing at positions beyond the capacity or the table,
+        // has a position and a place; the kernel stores nothing at places beyond the capacity or the table,
         // nor in pages beyond the pool.
         unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
     }
