@@ -1,14 +1,14 @@
 //! The places in which NVIDIA's run-time compiler and CUDA's headers are looked for.
 
-use crate::cache::{Environment, cache, folder};
+use crate::cache::Environment;
 use lowbit::CudaOptions;
 use std::path::{Path, PathBuf};
 
 /// This machine's options for CUDA.
 pub fn options() -> CudaOptions {
-    let environment = |name: &str| std::env::var_os(name);
+    let environment = Environment::of_process();
     let options = CudaOptions::new(places(&environment));
-    match cache(&environment) {
+    match environment.cache() {
         Some(cache) => options.with_cache(cache),
         None => options,
     }
@@ -17,35 +17,44 @@ pub fn options() -> CudaOptions {
 /// The places, the first to look at first: the toolkit that the environment names and the usual
 /// ones; Python's packages of the active environment, of conda, of the python3 on the path and of
 /// the user; what `lowbit setup cuda` brought; the distribution's packages.
-fn places(environment: Environment<'_>) -> Vec<PathBuf> {
-    let named = |name| folder(environment, name);
+fn places(environment: &Environment<'_>) -> Vec<PathBuf> {
+    let named = |name| environment.folder(name);
     let mut places: Vec<_> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(named).collect();
     places.extend(["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from));
-    let python = environment("PATH").and_then(|path| {
+    let python = named("PATH").and_then(|path| {
         let mut folders = std::env::split_paths(&path);
-        folders.find(|folder| folder.join("python3").is_file())?.parent().map(Path::to_path_buf)
+        folders.find_map(|folder| python_of(&folder))
     });
     let conda = named("CONDA_PREFIX");
     places.extend(conda.clone());
-    let user = named("HOME").map(|home| home.join(".local"));
+    let user = environment.below_home(".local");
     for prefix in [named("VIRTUAL_ENV"), conda, python, user].into_iter().flatten() {
         places.extend(packages(&prefix));
     }
-    places.extend(cache(environment).iter().flat_map(|cache| brought(cache)));
+    places.extend(environment.cache().iter().flat_map(|cache| brought(cache)));
     places.push("/usr".into());
     let mut seen = std::collections::HashSet::new();
     places.retain(|place| seen.insert(place.clone()));
     places
 }
 
+/// The prefix of the Python whose program is in `folder`, if one is: on Windows that folder itself,
+/// or the one that `Scripts` is in.
+fn python_of(folder: &Path) -> Option<PathBuf> {
+    let program = if cfg!(windows) { "python.exe" } else { "python3" };
+    let is_prefix = cfg!(windows) && !folder.ends_with("Scripts");
+    let prefix = if is_prefix { folder } else { folder.parent()? };
+    folder.join(program).is_file().then(|| prefix.to_path_buf())
+}
+
 /// The folders of Python's packages below `prefix`: `lib/python3.12/site-packages`, or Debian's
-/// `dist-packages`.
+/// `dist-packages`, or Windows' `Lib/site-packages`.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let pythons = names(&lib).into_iter().filter(|name| name.starts_with("python3"));
     let folders =
         pythons.flat_map(|name| ["site-packages", "dist-packages"].map(|kind| lib.join(&name).join(kind)));
-    folders.filter(|folder| folder.is_dir()).collect()
+    folders.chain([prefix.join("Lib/site-packages")]).filter(|folder| folder.is_dir()).collect()
 }
 
 /// The name that `lowbit setup cuda` gives the folder of this version in the cache.
@@ -87,6 +96,7 @@ mod tests {
             "python/lib/python3.10/dist-packages",
             "python/lib/python2.7/site-packages",
             "home/.local/lib/python3.9/site-packages",
+            "home/.local/Lib/site-packages",
             "home/.cache/lowbit/cuda-12.9",
             "home/.cache/lowbit/cuda-13.0",
             "home/.cache/lowbit/cuda-13.10",
@@ -99,10 +109,9 @@ mod tests {
             ("CUDA_HOME", path("toolkit")),
             ("VIRTUAL_ENV", path("venv")),
             ("CONDA_PREFIX", path("conda")),
-            ("HOME", path("home")),
             ("PATH", std::env::join_paths([path("nothing"), path("python/bin")]).unwrap().into()),
         ];
-        let environment = |name: &str| {
+        let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| value.clone().into_os_string())
         };
@@ -115,12 +124,17 @@ mod tests {
             path("conda/lib/python3.11/site-packages"),
             path("python/lib/python3.10/dist-packages"),
             path("home/.local/lib/python3.9/site-packages"),
+            path("home/.local/Lib/site-packages"),
             path("home/.cache/lowbit/cuda-13.10"),
             path("home/.cache/lowbit/cuda-13.0"),
             path("home/.cache/lowbit/cuda-12.9"),
             "/usr".into(),
         ];
+        let environment = Environment { variable: &variable, home: Some(path("home")) };
         assert_eq!(places(&environment), want);
-        assert_eq!(places(&|_| None), ["/usr/local/cuda", "/opt/cuda", "/usr"].map(PathBuf::from));
+        assert_eq!(
+            places(&Environment { variable: &|_| None, home: None }),
+            ["/usr/local/cuda", "/opt/cuda", "/usr"].map(PathBuf::from)
+        );
     }
 }

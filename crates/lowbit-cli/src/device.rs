@@ -373,7 +373,7 @@ fn open(named: &Named, cuda_arch: Option<u32>) -> Option<Result<Device, KernelEr
         }
         #[cfg(feature = "vulkan")]
         "vulkan" => {
-            let cache = crate::cache::cache(&|name| std::env::var_os(name));
+            let cache = crate::cache::Environment::of_process().cache();
             let options = lowbit::VulkanOptions::default();
             let options = cache.into_iter().fold(options, lowbit::VulkanOptions::with_cache);
             let options = named.number.into_iter().fold(options, lowbit::VulkanOptions::with_device);

@@ -131,9 +131,9 @@ fn is_text(file: &Path) -> std::io::Result<bool> {
 
 /// `~/models` expanded where the shell has not done it, as after `--model=`.
 pub fn expand_home(path: &str) -> PathBuf {
-    let home = std::env::var_os("HOME").filter(|_| !Path::new(path).exists());
+    let home = std::env::home_dir().filter(|_| !Path::new(path).exists());
     match (path.strip_prefix("~/"), home) {
-        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        (Some(rest), Some(home)) => home.join(rest),
         _ => path.into(),
     }
 }

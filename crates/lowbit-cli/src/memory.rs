@@ -9,12 +9,18 @@ pub fn peak_bytes() -> Option<u64> {
 }
 
 /// Peak resident bytes, mapped files included; `None` where the system does not say.
-#[cfg(not(target_os = "linux"))]
+#[cfg(all(unix, not(target_os = "linux")))]
 pub fn peak_bytes() -> Option<u64> {
     use nix::sys::resource::{UsageWho, getrusage};
     // macOS counts in bytes, the BSDs in kilobytes.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
     u64::try_from(getrusage(UsageWho::RUSAGE_SELF).ok()?.max_rss()).ok().map(|rss| rss * unit)
+}
+
+/// Peak resident bytes, mapped files included; `None` where the system does not say.
+#[cfg(not(unix))]
+pub fn peak_bytes() -> Option<u64> {
+    None
 }
 
 /// Bytes of memory that this process can take now without others losing theirs; `None` where the

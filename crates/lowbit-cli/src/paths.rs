@@ -4,8 +4,7 @@
 use crate::Failure;
 use lowbit::Checkpoint;
 use lowbit_files::shown_path;
-use lowbit_files::staging::{SUFFIX, beside, resolved};
-use std::os::unix::fs::MetadataExt;
+use lowbit_files::staging::{SUFFIX, beside, is_same_file, resolved};
 use std::path::{Path, PathBuf};
 
 /// Files by the flags that name them.
@@ -90,10 +89,4 @@ impl Named {
             () => Ok(()),
         }
     }
-}
-
-/// True if both exist and are one file, perhaps under two names.
-fn is_same_file(a: &Path, b: &Path) -> bool {
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    identity(a).is_some_and(|a| Some(a) == identity(b))
 }

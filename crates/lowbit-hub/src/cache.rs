@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::names::{Commit, ETag, FileName, ModelName, TEMPLATES};
 use lowbit_files::shown;
+use lowbit_files::staging::sync;
 
 /// The most files of a snapshot that are listed.
 const ENTRIES: usize = 10_000;
@@ -160,7 +161,7 @@ impl Repository {
         let write = || {
             let mut file = File::create_new(&beside)?;
             file.write_all(commit.as_str().as_bytes())?;
-            file.sync_all()?;
+            sync(&file)?;
             fs::rename(&beside, &path)
         };
         write().map_err(|error| {

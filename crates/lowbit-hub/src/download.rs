@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lowbit_files::staging::sync;
+
 use super::Progress;
 use super::answers::{self, Remote, announced, check_status, same_file};
 use super::cache::{Repository, problem};
@@ -293,7 +295,7 @@ impl Partial {
     /// attempt starts over.
     fn finish(&mut self, remote: &Remote) -> Result<bool, Problem> {
         let Err(text) = self.verifier.clone().finish(&remote.etag) else {
-            self.file.sync_all().map_err(|error| problem(&self.path, &error))?;
+            sync(&self.file).map_err(|error| problem(&self.path, &error))?;
             return Ok(true);
         };
         let joined = self.joined;

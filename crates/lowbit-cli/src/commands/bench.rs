@@ -8,7 +8,7 @@ use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
 use crate::{Failure, explain, json, out, progress};
 use lowbit::Device;
-use lowbit_files::staging::open_to_write;
+use lowbit_files::staging::{open_to_write, sync};
 use lowbit_kernels::bench::{self, Case, Limits, Row};
 use server::ServerArguments;
 use std::fs::File;
@@ -273,7 +273,7 @@ fn append(path: &Path, header: &str, lines: &str) -> std::io::Result<()> {
         )));
     }
     file.seek(SeekFrom::End(0))?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    let written = file.write_all(text.as_bytes()).and_then(|()| sync(&file));
     if written.is_err() {
         let _ = file.set_len(length);
     }

@@ -101,7 +101,7 @@ impl Lines {
 /// The file of the history, in a folder that exists; `None` where the environment names no folder,
 /// or a file cannot be there.
 fn history_file() -> Option<PathBuf> {
-    let folder = crate::cache::state(&|name| std::env::var_os(name))?;
+    let folder = crate::cache::Environment::of_process().state()?;
     std::fs::create_dir_all(&folder).ok()?;
     let path = folder.join("chat-history");
     // Nothing that hangs, or that belongs elsewhere.

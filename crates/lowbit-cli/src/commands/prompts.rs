@@ -154,7 +154,7 @@ impl Batch<'_> {
             seed: None,
             logprobs: self.logprobs.map(|_| scores),
             load_seconds: self.loaded.seconds,
-            peak_memory_bytes: memory::peak_bytes().unwrap_or(0),
+            peak_memory_bytes: memory::peak_bytes(),
         };
         reply.with_seed(&self.options.generation.sampling)
     }

@@ -151,7 +151,7 @@ pub struct Reply {
     pub prompt_tps: f64,
     pub generation_tps: f64,
     pub load_seconds: f64,
-    pub peak_memory_bytes: u64,
+    pub peak_memory_bytes: Option<u64>,
 }
 
 fn finish_reason<S: Serializer>(finish: &Finish, serializer: S) -> Result<S::Ok, S::Error> {
@@ -180,7 +180,7 @@ impl Reply {
             prompt_tps: reply.prompt_tokens.len() as f64 / reply.prompt_time.as_secs_f64(),
             generation_tps: reply.tokens.len() as f64 / reply.time.as_secs_f64(),
             load_seconds: loaded.seconds,
-            peak_memory_bytes: memory::peak_bytes().unwrap_or(0),
+            peak_memory_bytes: memory::peak_bytes(),
             prompt_tokens: reply.prompt_tokens,
             cached_tokens: reply.cached_tokens,
             tokens: reply.tokens,
@@ -211,12 +211,13 @@ impl Reply {
     /// The closing figures, on standard error.
     pub fn print_figures(&self) {
         out::note!(
-            "prompt: {} tokens, {:.1} tokens/s; generation: {} tokens, {:.1} tokens/s; peak memory: {:.1} MB",
+            "prompt: {} tokens, {:.1} tokens/s; generation: {} tokens, {:.1} tokens/s{}",
             self.prompt_tokens.len(),
             self.prompt_tps,
             self.tokens.len(),
             self.generation_tps,
-            self.peak_memory_bytes as f64 / 1e6
+            self.peak_memory_bytes
+                .map_or(String::new(), |bytes| { format!("; peak memory: {:.1} MB", bytes as f64 / 1e6) })
         );
     }
 }

@@ -53,7 +53,7 @@ impl Cuda {
 #[cfg(all(feature = "cuda", feature = "hub"))]
 mod brought {
     use super::Cuda;
-    use crate::cache::cache;
+    use crate::cache::Environment;
     use crate::{Failure, cuda, out, progress};
     use lowbit::CudaOptions;
     use lowbit_files::staging::{Existing, Staged};
@@ -63,7 +63,7 @@ mod brought {
 
     impl Cuda {
         pub(super) fn run(&self) -> Result<(), Failure> {
-            let environment = |name: &str| std::env::var_os(name);
+            let environment = Environment::of_process();
             let newest = match self.cuda_version {
                 Some(version) => version,
                 None => cuda_driver_version()?.ok_or(
@@ -71,7 +71,8 @@ mod brought {
                      --cuda-version 13.0 names one",
                 )?,
             };
-            let cache = cache(&environment)
+            let cache = environment
+                .cache()
                 .ok_or("there is no home folder for the cache; XDG_CACHE_HOME can name another")?;
             if is_there(&cache.join(cuda::toolkit_name(newest)), newest)? {
                 return Ok(());
@@ -93,9 +94,9 @@ mod brought {
             Ok(())
         }
 
-        fn index(&self, environment: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Result<Index, Failure> {
+        fn index(&self, environment: &Environment<'_>) -> Result<Index, Failure> {
             let mut index = Index::new();
-            let named = environment("PIP_INDEX_URL").filter(|value| !value.is_empty());
+            let named = (environment.variable)("PIP_INDEX_URL").filter(|value| !value.is_empty());
             let named = named.map(|value| value.into_string().map_err(|_| "PIP_INDEX_URL is not UTF-8"));
             if let Some(address) = self.index.clone().or(named.transpose()?) {
                 index.address = address;
@@ -168,17 +169,28 @@ mod brought {
     }
 
     /// The path of a wheel's file in the folder: `nvidia/cu13/lib/libnvrtc.so.13` goes to `lib`,
-    /// `nvidia/cu13/include/cuda.h` to `include`.
+    /// `nvidia/cu13/bin/x86_64/nvrtc64_130_0.dll` to `bin`, `nvidia/cu13/include/cuda.h` to
+    /// `include`.
     fn place(package: &str, name: &str) -> Option<PathBuf> {
         if name.ends_with("/License.txt") {
             return Some(format!("LICENSE-{package}.txt").into());
         }
         let (_, below) = name.strip_prefix("nvidia/")?.split_once('/')?;
-        let is_library = below.strip_prefix("lib/").is_some_and(|file| {
-            // The others are of another compiler version, and static.
-            file.starts_with("libnvrtc") && file.contains(".so.") && !file.contains(".alt.")
-        });
-        (is_library || below.starts_with("include/")).then(|| below.into())
+        // The others are of another compiler version, and static.
+        let is_library = |file: &str| {
+            let is = (file.starts_with("libnvrtc") && file.contains(".so."))
+                || (file.starts_with("nvrtc") && file.ends_with(".dll"));
+            is && !file.contains(".alt.")
+        };
+        match below.split_once('/')? {
+            ("include", _) => Some(below.into()),
+            ("lib", file) if is_library(file) => Some(below.into()),
+            ("bin", file) => {
+                let file = file.rsplit('/').next().filter(|file| is_library(file))?;
+                Some(Path::new("bin").join(file))
+            }
+            _ => None,
+        }
     }
 
     #[cfg(test)]
@@ -192,6 +204,9 @@ mod brought {
                 ("nvidia/cu13/lib/libnvrtc.so.13", Some("lib/libnvrtc.so.13")),
                 ("nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12.9", Some("lib/libnvrtc-builtins.so.12.9")),
                 ("nvidia/cu13/lib/libnvrtc.alt.so.13", None),
+                ("nvidia/cu13/bin/x86_64/nvrtc64_130_0.dll", Some("bin/nvrtc64_130_0.dll")),
+                ("nvidia/cu13/bin/x86_64/nvrtc64_130_0.alt.dll", None),
+                ("nvidia/cuda_nvrtc/bin/nvrtc-builtins64_129.dll", Some("bin/nvrtc-builtins64_129.dll")),
                 ("nvidia/cu13/lib/libnvrtc_static.a", None),
                 ("nvidia/cuda_runtime/lib/libcudart.so.12", None),
                 ("nvidia/cuda_runtime/include/cuda_fp16.h", Some("include/cuda_fp16.h")),

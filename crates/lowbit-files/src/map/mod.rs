@@ -74,7 +74,7 @@ pub(crate) fn zeros(len: usize) -> std::io::Result<Bytes> {
 /// again when they are needed. Does nothing to bytes that are not of a map.
 #[allow(unsafe_code)]
 pub(crate) fn release(bytes: &[u8]) {
-    #[cfg(target_os = "linux")]
+    #[cfg(unix)]
     if fault::contains(bytes) {
         // SAFETY: sysconf(3) reads a constant.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(1 << 16);
@@ -87,6 +87,6 @@ pub(crate) fn release(bytes: &[u8]) {
             unsafe { libc::madvise(start.cast_mut().cast(), end - start.addr(), libc::MADV_DONTNEED) };
         }
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(unix))]
     let _ = bytes;
 }

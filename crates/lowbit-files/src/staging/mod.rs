@@ -5,12 +5,13 @@
 //! error, a full disk, a signal, a loss of power.
 //!
 //! While it is written it is called `NAME.lowbit-partial`, and its writer holds a lock on it
-//! (`flock`), which the system releases when the process ends, however that happens. So a second
-//! writer of the same output is refused, and what a killed one has left is recognised and removed
-//! by the next.
+//! (`flock`; on Windows, a file `NAME.lowbit-partial.lock`), which the system releases when the
+//! process ends, however that happens. So a second writer of the same output is refused, and what a
+//! killed one has left is recognised and removed by the next.
 
 mod regular;
 mod rename;
+mod system;
 #[cfg(test)]
 mod tests;
 mod unfinished;
@@ -19,14 +20,14 @@ use std::fs::{File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-
 use crate::FileError;
 use crate::names::CONFIG;
 use regular::{check_regular, regular};
+use system::{Held, NameLock, sync_folder, sync_path};
 use unfinished::Unfinished;
 
 pub use regular::{Content, beside, open_to_write, resolved};
+pub use system::{is_same_file, sync};
 pub use unfinished::remove_unfinished;
 
 /// The rule for a final name that is already taken.
@@ -48,7 +49,9 @@ pub struct Staged {
     existing: Existing,
     output: PathBuf,
     path: PathBuf,
-    handle: File,
+    held: Held,
+    /// `None` in `drop` alone.
+    lock: Option<NameLock>,
     /// Folders that were made for it, the outermost first.
     made: Vec<PathBuf>,
     /// True if unfinished output stays for the next writer.
@@ -117,9 +120,10 @@ impl Staged {
         let made = make_folders(parent)?;
         let path = parent.join([name.as_os_str(), SUFFIX.as_ref()].join("".as_ref()));
         match claim(&path, &output, kind, stays) {
-            Ok(handle) => {
+            Ok((lock, held)) => {
                 let unfinished = (!stays).then(|| Unfinished::add(&path, &made));
-                Ok(Self { kind, existing, output, path, handle, made, stays, unfinished, done: false })
+                let (lock, done) = (Some(lock), false);
+                Ok(Self { kind, existing, output, path, held, lock, made, stays, unfinished, done })
             }
             Err(error) => {
                 remove_folders(&made);
@@ -135,7 +139,7 @@ impl Staged {
 
     /// The open file of [`Self::file`].
     pub fn file_handle(&mut self) -> &mut File {
-        &mut self.handle
+        self.held.file_mut()
     }
 
     /// Waits until everything is on the disk, which takes longest; [`Self::commit`] is quick after
@@ -144,10 +148,10 @@ impl Staged {
     /// # Errors
     /// [`FileError::Io`].
     pub fn sync(&self) -> Result<(), FileError> {
-        if self.kind == Kind::Directory {
-            sync_files(&self.path)?;
+        match self.kind {
+            Kind::File => sync(self.held.file()).map_err(FileError::io(&self.path)),
+            Kind::Directory => sync_files(&self.path),
         }
-        self.handle.sync_all().map_err(FileError::io(&self.path))
     }
 
     /// Syncs everything and gives it its name.
@@ -157,7 +161,7 @@ impl Staged {
     pub fn commit(mut self) -> Result<(), FileError> {
         self.sync()?;
         check_existing(&self.output, self.existing, self.kind)?;
-        if !is_at(&self.path, &self.handle)? {
+        if !self.held.is_at(&self.path).map_err(FileError::io(&self.path))? {
             return Err(refuse(&self.path, "was moved or replaced while it was written"));
         }
         // A program that ends meanwhile either finds it unfinished or whole under its name.
@@ -169,7 +173,7 @@ impl Staged {
         sync_folder(parent).map_err(FileError::io(parent))?;
         match old {
             // Its lock is held until it is removed, so that no other writer takes over its name.
-            Some(old) => remove(&old.path).map_err(FileError::io(&old.path)),
+            Some(mut old) => old.held.remove(&old.path).map_err(FileError::io(&old.path)),
             None => Ok(()),
         }
     }
@@ -180,9 +184,11 @@ impl Drop for Staged {
         if !self.done && !self.stays {
             // An error cannot be reported here; the next writer tries again. A file that others
             // have put in its place is not ours.
-            if is_at(&self.path, &self.handle).unwrap_or(false) {
-                let _ = remove(&self.path);
+            if self.held.is_at(&self.path).unwrap_or(false) {
+                let _ = self.held.remove(&self.path);
             }
+            // It may be a file in those folders.
+            self.lock = None;
             remove_folders(&self.made);
         }
     }
@@ -287,7 +293,12 @@ fn remove_folders(made: &[PathBuf]) {
 
 /// Makes `path` and locks it; what a writer that is gone has left there is removed first, unless it
 /// `stays`.
-fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, FileError> {
+fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<(NameLock, Held), FileError> {
+    let taken = || refuse(output, format!("is being written by another process, in {}", path.display()));
+    let lock = NameLock::take(path).map_err(|error| match error {
+        TryLockError::WouldBlock => taken(),
+        TryLockError::Error(error) => FileError::io(path)(error),
+    })?;
     // Each turn but the last lost a race against another process.
     for _ in 0..100 {
         let new = match create(path, kind) {
@@ -295,37 +306,33 @@ fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, Fi
             Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
             Err(error) => return Err(FileError::io(path)(error)),
         };
-        let handle = match open(path, kind) {
-            // A writer leaves files and directories behind, and nothing else.
-            Ok(handle) if kind == Kind::File => {
-                check_regular(path, &handle.metadata().map_err(FileError::io(path))?)?;
-                handle
-            }
-            Ok(handle) => handle,
+        let mut held = match Held::open(path, kind) {
+            Ok(held) => held,
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(FileError::io(path)(error)),
         };
-        match handle.try_lock() {
+        if kind == Kind::File {
+            // A writer leaves files and directories behind, and nothing else.
+            check_regular(path, &held.metadata().map_err(FileError::io(path))?)?;
+        }
+        match held.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let problem = format!("is being written by another process, in {}", path.display());
-                return Err(refuse(output, problem));
-            }
+            Err(TryLockError::WouldBlock) => return Err(taken()),
             // A file system without locks: what is new here is ours, and of the rest nothing is
             // known.
-            Err(TryLockError::Error(_)) if new => return Ok(handle),
+            Err(TryLockError::Error(_)) if new => return Ok((lock, held)),
             Err(TryLockError::Error(_)) => {
                 let problem = "was left behind, or is being written by another process: remove it if not";
                 return Err(refuse(path, problem));
             }
         }
-        if !is_at(path, &handle)? {
+        if !held.is_at(path).map_err(FileError::io(path))? {
             continue;
         }
         if new || stays {
-            return Ok(handle);
+            return Ok((lock, held));
         }
-        remove(path).map_err(FileError::io(path))?;
+        held.remove(path).map_err(FileError::io(path))?;
     }
     Err(refuse(output, "is being written by other processes"))
 }
@@ -337,28 +344,6 @@ fn create(path: &Path, kind: Kind) -> io::Result<()> {
     }
 }
 
-/// Opens what is at `path` itself, not what it links to.
-fn open(path: &Path, kind: Kind) -> io::Result<File> {
-    // Does not block if it is a FIFO.
-    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let kind = match kind {
-        Kind::Directory => OFlags::RDONLY | OFlags::DIRECTORY,
-        Kind::File => OFlags::RDWR,
-    };
-    Ok(rustix::fs::open(path, flags | kind, Mode::empty())?.into())
-}
-
-/// True if `handle` is the file that now has this path.
-fn is_at(path: &Path, handle: &File) -> Result<bool, FileError> {
-    use std::os::unix::fs::MetadataExt;
-    let open = handle.metadata().map_err(FileError::io(path))?;
-    match std::fs::symlink_metadata(path) {
-        Ok(there) => Ok((there.dev(), there.ino()) == (open.dev(), open.ino())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(FileError::io(path)(error)),
-    }
-}
-
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path)?.is_dir() {
         true => std::fs::remove_dir_all(path),
@@ -366,27 +351,15 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Syncs a folder's entries to the disk, where the system supports that.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    let cannot = [ErrorKind::InvalidInput, ErrorKind::Unsupported, ErrorKind::PermissionDenied];
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
-        Err(error) if cannot.contains(&error.kind()) => Ok(()),
-        result => result,
-    }
-}
-
-/// Syncs all files and folders below `folder` to the disk.
+/// Syncs a folder and all files and folders below it to the disk.
 fn sync_files(folder: &Path) -> Result<(), FileError> {
     for entry in std::fs::read_dir(folder).map_err(FileError::io(folder))? {
         let entry = entry.map_err(FileError::io(folder))?;
         let path = entry.path();
-        let kind = entry.file_type().map_err(FileError::io(&path))?;
-        if kind.is_dir() {
-            sync_files(&path)?;
-            File::open(&path).and_then(|folder| folder.sync_all()).map_err(FileError::io(&path))?;
-        } else {
-            regular(&path, OFlags::RDONLY)?.sync_all().map_err(FileError::io(&path))?;
+        match entry.file_type().map_err(FileError::io(&path))?.is_dir() {
+            true => sync_files(&path)?,
+            false => sync_path(&path)?,
         }
     }
-    Ok(())
+    sync_folder(folder).map_err(FileError::io(folder))
 }

@@ -5,9 +5,8 @@ use std::fs::{File, Metadata};
 use std::io::{Read, Seek};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-
 use super::refuse;
+use super::system::{Access, open_itself, special};
 use crate::FileError;
 
 /// The files that an output may replace: those of its own kind, so that a mistyped name costs
@@ -32,7 +31,7 @@ impl Content {
     /// # Errors
     /// [`FileError::Output`]; [`FileError::Io`].
     pub fn check(&self, path: &Path) -> Result<(), FileError> {
-        let file = regular(path, OFlags::RDONLY | OFlags::NOFOLLOW)?;
+        let file = regular(path, Access::Read)?;
         self.check_file(&file, path)
     }
 
@@ -58,15 +57,12 @@ impl Content {
 /// # Errors
 /// [`FileError::Output`] for what is no regular file; [`FileError::Io`].
 pub fn open_to_write(path: &Path) -> Result<File, FileError> {
-    regular(path, OFlags::RDWR | OFlags::NOFOLLOW)
+    regular(path, Access::Write)
 }
 
-pub(super) fn regular(path: &Path, flags: OFlags) -> Result<File, FileError> {
+pub(super) fn regular(path: &Path, access: Access) -> Result<File, FileError> {
     check_regular(path, &std::fs::symlink_metadata(path).map_err(FileError::io(path))?)?;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file =
-        rustix::fs::open(path, flags, Mode::empty()).map_err(|error| FileError::io(path)(error.into()))?;
-    let file = File::from(file);
+    let file = open_itself(path, access).map_err(FileError::io(path))?;
     // It may have been replaced in between.
     check_regular(path, &file.metadata().map_err(FileError::io(path))?)?;
     Ok(file)
@@ -74,7 +70,6 @@ pub(super) fn regular(path: &Path, flags: OFlags) -> Result<File, FileError> {
 
 /// Checks that an output, if there is one, is a regular file.
 pub(super) fn check_regular(path: &Path, metadata: &Metadata) -> Result<(), FileError> {
-    use std::os::unix::fs::FileTypeExt;
     let kind = metadata.file_type();
     let what = match () {
         () if kind.is_file() => return Ok(()),
@@ -86,9 +81,7 @@ pub(super) fn check_regular(path: &Path, metadata: &Metadata) -> Result<(), File
             ));
         }
         () if kind.is_dir() => "a directory",
-        () if kind.is_fifo() => "a FIFO",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
+        () => special(kind),
     };
     Err(refuse(path, format!("is {what}; an output is a regular file")))
 }

@@ -1,25 +1,26 @@
 //! The moment in which staged output gets its name.
 
-use std::fs::{File, TryLockError};
+use std::fs::TryLockError;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Existing, Kind, is_at, open, refuse};
+use super::system::{self, Held, exchange, is_unsupported};
+use super::{Existing, Kind, refuse};
 use crate::FileError;
 
 /// The file or folder that had the final name before, and has the staging name now.
 pub(super) struct Old {
     pub path: PathBuf,
     /// Locked as long as it lives.
-    _handle: File,
+    pub held: Held,
 }
 
 impl Old {
-    /// The file or directory of `handle`, now at `path`: nothing else is removed.
-    fn new(path: PathBuf, handle: File) -> Result<Self, FileError> {
-        match is_at(&path, &handle)? {
-            true => Ok(Self { path, _handle: handle }),
+    /// The file or directory that is `held`, now at `path`: nothing else is removed.
+    fn new(path: PathBuf, held: Held) -> Result<Self, FileError> {
+        match held.is_at(&path).map_err(FileError::io(&path))? {
+            true => Ok(Self { path, held }),
             false => Err(refuse(&path, "is not what was replaced, and stays")),
         }
     }
@@ -45,16 +46,16 @@ pub(super) fn into_place(
             Err(error) => Err(FileError::io(output)(error)),
         };
     }
-    let handle = open(output, kind).map_err(FileError::io(output))?;
-    lock(output, &handle)?;
-    if !is_at(output, &handle)? {
+    let held = Held::open(output, kind).map_err(FileError::io(output))?;
+    lock(output, &held)?;
+    if !held.is_at(output).map_err(FileError::io(output))? {
         return Err(refuse(output, "was replaced by another process"));
     }
     match exchange(staged, output) {
-        Ok(()) => Old::new(staged.into(), handle).map(Some),
+        Ok(()) => Old::new(staged.into(), held).map(Some),
         Err(error) if is_unsupported(&error) => {
             aside_then_in(staged, output)?;
-            Old::new(aside(staged), handle).map(Some)
+            Old::new(aside(staged), held).map(Some)
         }
         Err(error) => Err(FileError::io(output)(error)),
     }
@@ -62,9 +63,9 @@ pub(super) fn into_place(
 
 /// Locks what is about to get the staging name: without the lock another writer would take it for a
 /// leftover.
-fn lock(output: &Path, handle: &File) -> Result<(), FileError> {
+fn lock(output: &Path, held: &Held) -> Result<(), FileError> {
     for _ in 0..100 {
-        match handle.try_lock() {
+        match held.try_lock() {
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
             // On file systems without locks, leftovers are not removed.
             Ok(()) | Err(TryLockError::Error(_)) => return Ok(()),
@@ -89,36 +90,12 @@ fn aside_then_in(staged: &Path, output: &Path) -> Result<(), FileError> {
     })
 }
 
-fn is_unsupported(error: &io::Error) -> bool {
-    // The file system says the first, an old kernel the second.
-    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
-        || error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error())
-}
-
-#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-fn exchange(staged: &Path, output: &Path) -> io::Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    Ok(renameat_with(CWD, staged, CWD, output, RenameFlags::EXCHANGE)?)
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-fn exchange(_: &Path, _: &Path) -> io::Result<()> {
-    Err(ErrorKind::Unsupported.into())
-}
-
 /// Renames unless `output` is there.
-#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 fn no_replace(staged: &Path, output: &Path) -> io::Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    match renameat_with(CWD, staged, CWD, output, RenameFlags::NOREPLACE).map_err(io::Error::from) {
+    match system::no_replace(staged, output) {
         Err(error) if is_unsupported(&error) => look_and_rename(staged, output),
         result => result,
     }
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-fn no_replace(staged: &Path, output: &Path) -> io::Result<()> {
-    look_and_rename(staged, output)
 }
 
 /// The writers of one output exclude each other by the lock on its staging name, so only others can

@@ -207,6 +207,15 @@ fn once(
     }
 }
 
+/// True if wheels of this platform's name run on this machine.
+fn is_mine(platform: &str) -> bool {
+    match (cfg!(windows), std::env::consts::ARCH) {
+        (true, "x86_64") => platform == "win_amd64",
+        (true, "aarch64") => platform == "win_arm64",
+        (_, arch) => platform.starts_with("manylinux") && platform.ends_with(&format!("_{arch}")),
+    }
+}
+
 impl Listed {
     /// The file as a wheel, if it is one for this machine. `folder` is where relative addresses
     /// begin.
@@ -215,10 +224,7 @@ impl Listed {
         let mut parts = self.filename.strip_suffix(".whl")?.split('-');
         let (_name, version, _python, _abi, platforms) =
             (parts.next()?, parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let mine = |platform: &str| {
-            platform.starts_with("manylinux") && platform.ends_with(&format!("_{}", std::env::consts::ARCH))
-        };
-        if is_yanked || parts.next().is_some() || !platforms.split('.').any(mine) {
+        if is_yanked || parts.next().is_some() || !platforms.split('.').any(is_mine) {
             return None;
         }
         let version = version.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>()?;

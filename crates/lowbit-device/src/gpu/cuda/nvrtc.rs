@@ -1,7 +1,7 @@
 //! CUDA C++ to machine code, through NVIDIA's run-time compiler. It is opened by its path: Python's
 //! packages and `lowbit setup cuda` put it where the loader does not look.
 
-use super::toolkit::{self, CudaOptions, Found, Headers, LIBRARIES};
+use super::toolkit::{self, CudaOptions, Found, Headers, NAMES};
 use crate::KernelError;
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -89,7 +89,8 @@ impl Compiler {
         let libraries = &compiler.found.libraries;
         let refusals: Vec<_> = libraries.iter().filter_map(|path| compiler.refusal_by_name(path)).collect();
         let by_loader = || {
-            LIBRARIES.into_iter().any(|name| compiler.refusal_by_name(Path::new(name)).is_none() && has(name))
+            let serves = |name: &str| compiler.refusal_by_name(Path::new(name)).is_none() && has(name);
+            NAMES.libraries.iter().any(|name| serves(name))
         };
         if libraries.len() == refusals.len() && !by_loader() {
             return Err(compiler.found.refused(&refusals));
@@ -99,7 +100,7 @@ impl Compiler {
 
     /// Why a library of this name does not serve, if its name tells.
     fn refusal_by_name(&self, path: &Path) -> Option<String> {
-        let major: u32 = path.extension()?.to_str()?.parse().ok()?;
+        let major = toolkit::major(path)?;
         let problem = match self.too_new(major) {
             Some(problem) => problem,
             None => self.found.headers_for((major, 0)).err()?,
@@ -136,7 +137,7 @@ impl Compiler {
                 Err(problem) => refusals.push(format!("{}: {problem}", path.display())),
             }
         }
-        for name in LIBRARIES {
+        for &name in NAMES.libraries {
             let path = Path::new(name);
             // The loader gives back what is loaded already under that name.
             if self.found.libraries.iter().any(|library| library.ends_with(path)) {
@@ -329,12 +330,10 @@ unsafe fn symbol<F: Copy>(library: &'static Library, name: &CStr) -> Result<F, S
     symbol.map(|symbol| *symbol).map_err(|_| format!("it has no {}", name.to_string_lossy()))
 }
 
-/// The library that NVRTC in `folder` opens itself: `libnvrtc-builtins.so.13.0`, and not
-/// `libnvrtc-builtins.alt.so.13.0`.
+/// The library that NVRTC in `folder` opens itself.
 fn builtins(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_builtins = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc-builtins.so."))
-    };
+    let is_builtins =
+        |path: &PathBuf| path.file_name().is_some_and(|name| NAMES.is_builtins(&name.to_string_lossy()));
     entries.map(|entry| entry.path()).filter(is_builtins).collect()
 }

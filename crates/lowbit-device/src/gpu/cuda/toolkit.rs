@@ -43,15 +43,55 @@ const REMEDY: &str = "`lowbit setup cuda` brings NVRTC and the headers; so do NV
                       nvidia-cuda-nvrtc and nvidia-cuda-runtime (nvidia-cuda-nvrtc-cu12 and nvidia-cuda-runtime-cu12 \
                       for CUDA 12)";
 
-/// The toolkit's folder and Debian's, for the processor of this program.
-const PLATFORM: [&str; 2] = if cfg!(target_arch = "aarch64") {
-    ["targets/sbsa-linux", "lib/aarch64-linux-gnu"]
+/// The toolkit's folders of libraries and of headers, and Debian's of libraries, for the processor
+/// of this program.
+const PLATFORM: [&str; 3] = if cfg!(target_arch = "aarch64") {
+    ["targets/sbsa-linux/lib", "targets/sbsa-linux/include", "lib/aarch64-linux-gnu"]
 } else {
-    ["targets/x86_64-linux", "lib/x86_64-linux-gnu"]
+    ["targets/x86_64-linux/lib", "targets/x86_64-linux/include", "lib/x86_64-linux-gnu"]
 };
 
-/// Names of NVRTC, the newest first: in a folder, or for the loader to find.
-pub(super) const LIBRARIES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+/// The names that a system's NVRTC has.
+pub(super) struct Names {
+    /// Names of the library, the newest first: in a folder, or for the loader to find.
+    pub libraries: &'static [&'static str],
+    /// The start of the name of the library that NVRTC opens itself.
+    builtins: &'static str,
+    /// The folders of libraries in toolkits and in Python's packages.
+    folders: &'static [&'static str],
+}
+
+const LINUX: Names = Names {
+    libraries: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    builtins: "libnvrtc-builtins.so.",
+    folders: &["lib64", "lib", PLATFORM[0], PLATFORM[2], "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+};
+
+/// Every minor version has the name of the first.
+const WINDOWS: Names = Names {
+    libraries: &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
+    builtins: "nvrtc-builtins64_",
+    folders: &["bin/x64", "bin", "nvidia/cu13/bin/x86_64", "nvidia/cuda_nvrtc/bin"],
+};
+
+/// The names of this system.
+pub(super) const NAMES: Names = if cfg!(windows) { WINDOWS } else { LINUX };
+
+impl Names {
+    /// True for `libnvrtc-builtins.so.13.0`, and not for `libnvrtc-builtins.alt.so.13.0`.
+    pub fn is_builtins(&self, name: &str) -> bool {
+        name.starts_with(self.builtins) && !name.contains(".alt.")
+    }
+}
+
+/// The major version of CUDA that a library's name tells: `libnvrtc.so.13`, `nvrtc64_130_0.dll`.
+pub(super) fn major(library: &Path) -> Option<u32> {
+    let name = library.file_name()?.to_str()?;
+    if let Some(rest) = name.strip_prefix("nvrtc64_") {
+        return Some(rest.split('_').next()?.parse::<u32>().ok()? / 10);
+    }
+    library.extension()?.to_str()?.parse().ok()
+}
 
 /// Headers of one version of CUDA.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,17 +120,21 @@ impl Found {
     /// # Errors
     /// The missing library, the places that were searched, and what brings it.
     pub fn look(places: &[PathBuf], loader_has: impl Fn(&str) -> bool) -> Result<Self, String> {
+        Self::look_for(&NAMES, places, loader_has)
+    }
+
+    /// [`Self::look`] for a system's names.
+    fn look_for(
+        names: &Names,
+        places: &[PathBuf],
+        loader_has: impl Fn(&str) -> bool,
+    ) -> Result<Self, String> {
         let folders = |inner: &[&str]| -> Vec<PathBuf> {
             places.iter().flat_map(|place| inner.iter().map(|inner| place.join(inner))).collect()
         };
-        let [target, debian] = PLATFORM;
-        let libraries = format!("{target}/lib");
-        let libraries = ["lib64", "lib", &libraries, debian, "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"]
-            .map(String::from);
-        let libraries = folders(&libraries.each_ref().map(String::as_str));
-        let mut libraries: Vec<PathBuf> = libraries
+        let mut libraries: Vec<PathBuf> = folders(names.folders)
             .iter()
-            .flat_map(|folder| LIBRARIES.map(|name| folder.join(name)))
+            .flat_map(|folder| names.libraries.iter().map(|name| folder.join(name)))
             .filter(|path| path.is_file())
             .collect();
         let mut same = vec![];
@@ -101,11 +145,11 @@ impl Found {
             same.push(file);
             is_new
         });
-        let include = format!("{target}/include");
-        let headers = folders(&["include", &include, "nvidia/cu13/include", "nvidia/cuda_runtime/include"]);
+        let headers =
+            folders(&["include", PLATFORM[1], "nvidia/cu13/include", "nvidia/cuda_runtime/include"]);
         let headers = headers.iter().filter_map(|folder| Headers::at(folder)).collect();
         let found = Self { libraries, headers, places: places.to_vec() };
-        let has_library = !found.libraries.is_empty() || LIBRARIES.into_iter().any(loader_has);
+        let has_library = !found.libraries.is_empty() || names.libraries.iter().any(|name| loader_has(name));
         match (!has_library, found.headers.is_empty()) {
             (false, false) => Ok(found),
             (true, true) => {
@@ -264,6 +308,28 @@ mod tests {
     }
 
     #[test]
+    fn the_layouts_of_windows_are_found() {
+        let root = temporary("windows");
+        let (toolkit, pip) = (root.join("toolkit"), root.join("pip"));
+        fill(&toolkit, &["bin/nvrtc64_120_0.dll", "include/cuda_fp16.h"], Some(("include", 12090)));
+        fill(
+            &pip,
+            &["nvidia/cu13/bin/x86_64/nvrtc64_130_0.dll", "nvidia/cu13/include/cuda_fp16.h"],
+            Some(("nvidia/cu13/include", 13000)),
+        );
+        let found = Found::look_for(&WINDOWS, &[toolkit.clone(), pip.clone()], |_| false).unwrap();
+        let libraries =
+            [toolkit.join("bin/nvrtc64_120_0.dll"), pip.join("nvidia/cu13/bin/x86_64/nvrtc64_130_0.dll")];
+        assert_eq!(found.libraries, libraries);
+        assert_eq!(libraries.each_ref().map(|path| major(path)), [Some(12), Some(13)]);
+        assert_eq!(["libnvrtc.so.13", "libnvrtc.so"].map(|name| major(Path::new(name))), [Some(13), None]);
+        assert!(WINDOWS.is_builtins("nvrtc-builtins64_130.dll") && !WINDOWS.is_builtins("nvrtc64_130_0.dll"));
+        assert!(LINUX.is_builtins("libnvrtc-builtins.so.13.0"));
+        assert!(!LINUX.is_builtins("libnvrtc-builtins.alt.so.13.0"));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
     fn what_is_missing_is_named_with_its_remedy() {
         let root = temporary("missing");
         let empty = root.join("empty");
@@ -286,7 +352,7 @@ mod tests {
         let message = look(std::slice::from_ref(&headers), false);
         assert!(message.starts_with("NVIDIA's compiler (libnvrtc) is in none of ["), "{message}");
         assert!(message.contains("`lowbit setup cuda`"), "{message}");
-        assert!(Found::look(&[headers], |name| name == "libnvrtc.so.12").is_ok());
+        assert!(Found::look(&[headers], |name| name == NAMES.libraries[1]).is_ok());
         fs::remove_dir_all(root).unwrap();
     }
 

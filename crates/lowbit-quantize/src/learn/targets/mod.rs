@@ -16,16 +16,15 @@ use super::{LearnOptions, Learning};
 use crate::QuantizeError;
 use layout::{Identity, Layout, WINDOWS_PER_CHUNK};
 use lowbit_files::read::open_regular;
-use lowbit_files::staging::{Existing, Staged};
+use lowbit_files::staging::{Existing, Staged, sync};
 use lowbit_files::{Checkpoint, shown_path};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::TopKTargets;
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::{Model, ModelError, top_k_targets};
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A file of the teacher's targets.
@@ -143,7 +142,8 @@ impl TargetsFile {
             let place = place.ok_or_else(|| refuse(&self.path, &format!("does not have window {window}")))?;
             let (start, length) = self.layout.window(place);
             let mut bytes = vec![0; length];
-            let read = self.file.read_exact_at(&mut bytes, start);
+            let mut file = &self.file;
+            let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut bytes));
             read.map_err(|error| QuantizeError::Io { path: self.path.clone(), error })?;
             let decoded = self.layout.decode(&bytes, host, &mut values)?;
             decoded
@@ -213,7 +213,7 @@ impl Making<'_> {
             let content = self.chunk(&teacher, &layout, windows, written)?;
             file.write_all(&content).map_err(io)?;
             file.write_all(&layout.checksum(index, &content)).map_err(io)?;
-            file.sync_data().map_err(io)?;
+            sync(file).map_err(io)?;
             written += windows.len();
         }
         let stop = progress(written, count).is_break();

@@ -12,19 +12,26 @@
 //!
 //! While serving, SIGTERM and SIGHUP do what Ctrl-C does. Else SIGTERM and SIGHUP end the program
 //! as they do without a handler, but with the terminal as it was found; while a checkpoint is saved
-//! they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
+//! they do what Ctrl-C does. A file that grows past its limit is an error, not a signal. On Windows
+//! there is Ctrl-C alone.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
 
 use crate::{Failure, out};
-use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
-use nix::unistd::{getpgrp, tcgetpgrp};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGINT;
 use signal_hook::low_level;
 use std::fmt::{self, Display, Formatter};
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
 
 /// The status of a program that Ctrl-C ended, as shells count it.
 pub const STATUS: u8 = 128 + SIGINT as u8;
@@ -83,21 +90,13 @@ impl Interrupts {
     /// Handles signals from here on; [`Doing::Work`] at first.
     pub fn listen() -> Result<Self, Failure> {
         let state = Arc::new(State { doing: Mutex::new((Doing::Work, None)), stop: AtomicBool::new(false) });
-        // A program that was started with a signal ignored (nohup) goes on ignoring it.
-        let ignored = Ignored::read();
-        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !ignored.has(signal));
-        let mut signals = Signals::new(heard)?;
-        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-        let found = tcgetattr(std::io::stdin()).ok();
-        let shared = state.clone();
-        std::thread::Builder::new().name("signals".into()).spawn(move || {
-            for signal in signals.forever() {
-                if !shared.absorbs(signal) {
-                    end(signal, found.as_ref());
-                }
-                if matches!(shared.lock().0, Doing::Saving) {
-                    end_later(&shared);
-                }
+        let (shared, found) = (state.clone(), system::Terminal::found());
+        system::each_signal(move |signal| {
+            if !shared.absorbs(signal) {
+                end(signal, &found);
+            }
+            if matches!(shared.lock().0, Doing::Saving) {
+                end_later(&shared);
             }
         })?;
         Ok(Self(state))
@@ -124,7 +123,7 @@ impl Interrupts {
     /// process sees that signal.
     pub fn obey(&self) {
         if let Some(asked) = self.0.lock().1 {
-            let _ = low_level::emulate_default_handler(asked.signal);
+            system::end_by(asked.signal);
         }
     }
 }
@@ -152,26 +151,9 @@ impl State {
             Doing::Saving | Doing::Learning | Doing::Serving => asked.is_none() && self.ask(asked, signal),
             // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a
             // key.
-            Doing::Editing => signal == SIGINT && !tcgetattr(std::io::stdin()).is_ok_and(|now| is_raw(&now)),
+            Doing::Editing => signal == SIGINT && !system::is_editing(),
             _ => false,
         }
-    }
-}
-
-/// The signals that the program was started with ignored, a bit each from the lowest on; `None`
-/// where the system does not say.
-struct Ignored(Option<u64>);
-
-impl Ignored {
-    fn read() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()))
-    }
-
-    /// If the system does not say, hangups are left alone.
-    fn has(&self, signal: i32) -> bool {
-        self.0.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
     }
 }
 
@@ -184,38 +166,20 @@ fn end_later(state: &Arc<State>) {
         std::thread::sleep(PATIENCE);
         if let (Doing::Saving, Some(asked)) = *state.lock() {
             lowbit_files::staging::remove_unfinished();
-            let _ = low_level::emulate_default_handler(asked.signal);
+            system::end_by(asked.signal);
         }
     });
 }
 
-fn is_raw(terminal: &Termios) -> bool {
-    !terminal.local_flags.contains(LocalFlags::ISIG)
-}
-
 /// Ends the program, with the terminal as it was `found`.
-fn end(signal: i32, found: Option<&Termios>) -> ! {
-    restore(found);
+fn end(signal: i32, found: &system::Terminal) -> ! {
+    found.restore();
     if out::is_grey() && std::io::stderr().is_terminal() {
         let _ = std::io::stderr().write_all(out::PLAIN.as_bytes());
     }
-    if signal != SIGINT {
-        // The parent process should see which signal it was.
-        let _ = low_level::emulate_default_handler(signal);
+    if signal == SIGINT {
+        low_level::exit(128 + signal)
     }
-    low_level::exit(128 + signal)
-}
-
-fn restore(found: Option<&Termios>) {
-    let stdin = std::io::stdin();
-    let Some(found) = found else { return };
-    // A terminal that belongs to another program by now is left alone.
-    let ours = tcgetpgrp(&stdin) == Ok(getpgrp()) && tcgetattr(&stdin).is_ok_and(|now| is_raw(&now));
-    if ours && !is_raw(found) {
-        let _ = tcsetattr(&stdin, SetArg::TCSANOW, found);
-        // The editor had turned bracketed paste on.
-        if std::io::stderr().is_terminal() {
-            let _ = std::io::stderr().write_all(b"\x1b[?2004l\n");
-        }
-    }
+    // The parent process should see which signal it was.
+    system::end_by(signal)
 }
