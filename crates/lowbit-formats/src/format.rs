@@ -3,6 +3,8 @@ use crate::{Codec, Component, FloatType, Format, FormatError, MAX_RUN, PackBlock
 impl Format {
     /// The group sizes of [`Format::Affine`]. All are powers of two and multiples of 32.
     pub(crate) const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
+    /// The group sizes of [`Format::Fp8`]: that of most blocks in checkpoints, and one for others.
+    const FP8_GROUP_SIZES: [usize; 2] = [32, 128];
 
     /// MLX affine at `bits` bits per code, with `group_size` values per scale and bias.
     ///
@@ -17,6 +19,12 @@ impl Format {
             }
             _ => Err(FormatError::Affine { bits, group_size }),
         }
+    }
+
+    /// Codes of e4m3 with an f32 scale per `group_size` values: 32 or 128.
+    pub fn fp8(group_size: usize) -> Option<Self> {
+        let known = Self::FP8_GROUP_SIZES.contains(&group_size);
+        known.then_some(Self::Fp8 { group_size: group_size as u8 })
     }
 
     /// The format of an MLX checkpoint's `quantization: {mode, bits, group_size}`. `scales` is the
@@ -78,7 +86,8 @@ impl Format {
             Self::AFFINE_GROUP_SIZES.map(|size| Self::Affine { bits, group_size: size as u8, scales })
         });
         let blocks = [Self::MLX_MODES, Self::GGML_BLOCKS].into_iter().flatten().copied();
-        floats.into_iter().chain(affine).chain(blocks)
+        let fp8 = Self::FP8_GROUP_SIZES.map(|size| Self::Fp8 { group_size: size as u8 });
+        floats.into_iter().chain(affine).chain(fp8).chain([Self::Fp4]).chain(blocks)
     }
 
     /// The same format for weights of type `float`: affine with scales of that type, plain floats

@@ -29,6 +29,7 @@ mod ggml;
 mod minifloat;
 mod mlx;
 mod nearest;
+mod scaled;
 mod scheme;
 
 pub use codec::{Codec, PackBlock, Parts};
@@ -40,6 +41,7 @@ pub use ggml::*;
 pub use list::Format;
 pub use minifloat::{E2M1, E4M3, E8M0, Minifloat};
 pub use mlx::*;
+pub use scaled::{Fp4, Fp8, Scaled, ScaledRow};
 pub use scheme::{BlockScales, Codes, MAX_RUN, Products, Scales, Scheme, Unpacked};
 
 /// The README's examples are tests, too.

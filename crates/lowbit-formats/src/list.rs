@@ -29,6 +29,12 @@ macro_rules! formats {
             #[allow(missing_docs)]
             #[non_exhaustive]
             Affine { bits: u8, group_size: u8, scales: FloatType },
+            /// e4m3 codes and f32 scales. Made by [`Format::fp8`], which checks the number.
+            #[allow(missing_docs)]
+            #[non_exhaustive]
+            Fp8 { group_size: u8 },
+            /// e2m1 codes and an f32 scale per 16 values: NVFP4 with the matrix's scale in its own.
+            Fp4,
             $($(#[$mlx_doc])* $mlx,)*
             $($(#[$ggml_doc])* $ggml,)*
         }
@@ -57,6 +63,14 @@ macro_rules! formats {
                         $d body
                     })*
                     $d crate::Format::Affine { .. } => unreachable!("Format::affine checks the bits"),
+                    $d crate::Format::Fp8 { group_size, .. } => {
+                        let $d codec = $d crate::Fp8::new(group_size);
+                        $d body
+                    }
+                    $d crate::Format::Fp4 => {
+                        let $d codec = $d crate::Fp4::new(16);
+                        $d body
+                    }
                     $($d crate::Format::$mlx => {
                         let $d codec = $d crate::Microscaled($d crate::$mlx);
                         $d body

@@ -369,9 +369,11 @@ impl Job {
             (tensor.change.sum, tensor.change.rounded) = (own, dtype);
         }
         // GGML's blocks are not in MLX's layout.
-        let as_it_is = match tensor.source.format.ggml_type() {
-            Some(_) => Format::Float(dtype),
-            None => tensor.source.format.with_float(dtype),
+        let as_it_is = match tensor.source.format {
+            // Nor are small floats with a float as scale.
+            Format::Fp8 { .. } | Format::Fp4 => Format::Float(dtype),
+            format if format.ggml_type().is_some() => Format::Float(dtype),
+            _ => tensor.source.format.with_float(dtype),
         };
         let format = match self::wanted(&tensor, wanted, types)? {
             None => as_it_is,

@@ -2,7 +2,7 @@
 
 use half::f16;
 use lowbit_files::{Checkpoint, FileError, Stored, TensorView, safetensors};
-use lowbit_formats::{DType, E4M3, FloatType, Format, Minifloat};
+use lowbit_formats::{DType, E2M1, E4M3, FloatType, Format, Minifloat};
 use lowbit_kernels::Device;
 use lowbit_models::{Logits, Model, Target};
 use lowbit_quantize::{Mix, MlxFormat, Recipe};
@@ -228,24 +228,58 @@ fn in_fp8(view: &TensorView, dense: bool) -> Option<Vec<NamedPart>> {
     ])
 }
 
+/// A projection in NVFP4 as ModelOpt has it, or the same values in f32.
+fn in_nvfp4(view: &TensorView, dense: bool) -> Option<Vec<NamedPart>> {
+    of_view(view, Method::Dense)?;
+    let (module, bytes) = (view.name.strip_suffix(".weight")?, view.bytes.get());
+    let ([n, k], factor) = ([view.shape[0], view.shape[1]], 0.0007f32);
+    let scale_code = |i: usize| 40 + (i / 16 % 9) as u8;
+    let scale = |i: usize| E4M3::decode(scale_code(i)) * factor;
+    let code = |i: usize| E2M1::encode(FloatType::BF16.get(&bytes, i) / scale(i));
+    if dense {
+        let bytes = (0..n * k).flat_map(|i| (E2M1::decode(code(i)) * scale(i)).to_le_bytes()).collect();
+        return Some(vec![(view.name.clone(), DType::F32, view.shape.clone(), bytes)]);
+    }
+    let codes = (0..n * k).step_by(2).map(|i| code(i) | code(i + 1) << 4).collect();
+    let scales = (0..n * k).step_by(16).map(scale_code).collect();
+    Some(vec![
+        (view.name.clone(), DType::U8, vec![n, k / 2], codes),
+        (format!("{module}.weight_scale"), DType::F8E4M3, vec![n, k / 16], scales),
+        (format!("{module}.weight_scale_2"), DType::F32, vec![], factor.to_le_bytes().into()),
+    ])
+}
+
 #[test]
-fn a_model_in_fp8_computes_and_converts() {
-    let settings = json!({
+fn models_in_fp8_and_nvfp4_compute_and_convert() {
+    let fp8 = json!({
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
     });
-    for name in ["qwen3_5", "qwen3_moe"] {
-        let (want, _) = logits(rewritten(name, None, |view| in_fp8(view, true)).path());
-        let folder = rewritten(name, Some(settings.clone()), |view| in_fp8(view, false));
+    let nvfp4 = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
+    type Parts = fn(&TensorView, bool) -> Option<Vec<NamedPart>>;
+    let cases: [(_, Parts); 2] = [(fp8, in_fp8), (nvfp4, in_nvfp4)];
+    for (name, (settings, parts)) in
+        ["qwen3_5", "qwen3_moe"].iter().flat_map(|name| cases.clone().map(|case| (name, case)))
+    {
+        let (want, _) = logits(rewritten(name, None, |view| parts(view, true)).path());
+        let folder = rewritten(name, Some(settings), |view| parts(view, false));
         let (got, warnings) = logits(folder.path());
         let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
         assert!(error <= 1e-5, "{name}: {error}");
-        assert!(warnings.iter().any(|warning| warning.contains("weights of FP8 become f32")), "{warnings:?}");
+        assert!(!warnings.iter().any(|warning| warning.contains("become f32")), "{warnings:?}");
         let made = tempfile::tempdir().unwrap();
         let output = made.path().join("new");
         let recipe = Recipe::new(MlxFormat::for_mode("affine").with_bits(8).with_group_size(32));
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         recipe.run(&checkpoint, &output, |_| Continue(())).unwrap();
         let (got, _) = logits(&output);
+        assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 0.5), "{name}");
+        let file = made.path().join("new.gguf");
+        let rules = ["token_embd=F32", "output.weight=F32"].map(|rule| rule.parse().unwrap());
+        Recipe::new(Mix::from_name("Q8_0").unwrap())
+            .with_rules(rules.into())
+            .run(&checkpoint, &file, |_| Continue(()))
+            .unwrap();
+        let (got, _) = logits(&file);
         assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 0.5), "{name}");
     }
 }

@@ -201,7 +201,12 @@ pub fn scale<S: Int, B: Int>(
     match comptime!(layout.scales) {
         Scales::One => 1.0f32.runtime(),
         Scales::Group { size, .. } => {
-            scale_of(u32::cast_from(scales[run / comptime!(size / RUN)]), 0u32, group, layout)
+            let at = if comptime!(size < RUN) {
+                run * comptime!(layout.groups()) + group
+            } else {
+                run / comptime!(size / RUN)
+            };
+            scale_of(u32::cast_from(scales[at]), 0u32, group, layout)
         }
         Scales::E8M0 { .. } => scale_of(u32::cast_from(scales[run]), 0u32, group, layout),
         Scales::E4M3 => scale_of(u32::cast_from(scales[run * 2 + group]), 0u32, group, layout),

@@ -45,6 +45,11 @@ impl Layout {
         self.group_within(RUN)
     }
 
+    /// Groups of a run.
+    pub fn groups(self) -> usize {
+        RUN / self.group()
+    }
+
     /// Of `values` values that are decoded together (one run or several), how many share a scale.
     pub fn group_within(self, values: usize) -> usize {
         let size = match self.scales {

@@ -20,7 +20,7 @@ pub struct Loaded<S: Int, B: Int> {
 fn extras(layout: Layout) -> (usize, usize) {
     match layout.scales {
         Scales::One => (0, 0),
-        Scales::Group { biased, .. } => (1, biased.into()),
+        Scales::Group { biased, .. } => (layout.groups(), biased.into()),
         Scales::E8M0 { .. } => (1, 0),
         Scales::E4M3 => (2, 0),
         Scales::Super { .. } | Scales::SuperWithMinima { .. } => (1, 1),
@@ -76,7 +76,7 @@ pub fn fetch<S: Int, B: Int, V: Size>(
     load::<V>(&weight.codes, run, &mut loaded.words, comptime!(place * layout.bits), layout);
     let (of_scales, of_biases) = comptime!(extras(layout));
     let (a_scale, a_bias) = comptime!(match layout.scales {
-        Scales::Group { size, .. } => (size / RUN, size / RUN),
+        Scales::Group { size, .. } => (size.div_ceil(RUN), size.div_ceil(RUN)),
         _ => (1, 8),
     });
     #[unroll]
@@ -99,8 +99,8 @@ pub fn scaling<S: Int, B: Int>(
     #[comptime] layout: Layout,
 ) -> (f32, f32) {
     let of_bias = u32::cast_from(loaded.biases[place]);
-    let two = comptime!(matches!(layout.scales, Scales::E4M3));
-    let of_scale = u32::cast_from(loaded.scales[comptime!(place * 2 + if two { group } else { 0 })]);
+    let each = comptime!(matches!(layout.scales, Scales::E4M3 | Scales::Group { .. }));
+    let of_scale = u32::cast_from(loaded.scales[comptime!(place * 2 + if each { group } else { 0 })]);
     let scale = scale_of(of_scale, of_bias, group, layout);
     let offset =
         if comptime!(layout.biased()) { bias_of(of_scale, of_bias, group, layout) } else { 0.0f32.runtime() };

@@ -310,6 +310,10 @@ impl Kernel for UnpackScales<'_> {
                 let shift = size.trailing_zeros() - shift;
                 let first = (group >> shift) * ROWS * float.size();
                 widen(simd, float, &stored[first..], 1 << shift, &mut scales[..groups]);
+                if matches!(weight.layout.scheme.codes, Codes::E2M1 | Codes::E4M3) {
+                    // As those of microscaled formats.
+                    scales[..groups].iter_mut().flatten().for_each(|scale| *scale *= 0.5);
+                }
                 if biased {
                     widen(simd, float, &extra[first..], 1 << shift, &mut biases[..groups]);
                 }

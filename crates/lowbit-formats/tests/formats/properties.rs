@@ -60,9 +60,11 @@ fn bound(format: Format, value: f32, min: f32, max: f32) -> Option<f32> {
         }
         // e2m1 has 1 mantissa bit and its subnormals end at 1/2, a power-of-two scale is below
         // `largest` / 3.
-        Format::Mxfp4 | Format::Nvfp4 | Format::MXFP4 => (value.abs() / 4.0).max(largest / 12.0),
+        Format::Mxfp4 | Format::Nvfp4 | Format::MXFP4 | Format::Fp4 => {
+            (value.abs() / 4.0).max(largest / 12.0)
+        }
         // e4m3 has 3 and its subnormals 2^-9.
-        Format::Mxfp8 => (value.abs() / 16.0).max(largest / 224.0 / 1024.0),
+        Format::Mxfp8 | Format::Fp8 { .. } => (value.abs() / 16.0).max(largest / 224.0 / 1024.0),
         Format::TQ1_0 | Format::TQ2_0 | Format::Q2_0 => symmetric(1.0, 0.5),
         // Every value becomes the mean magnitude.
         Format::Q1_0 => 2.0 * largest,
@@ -220,7 +222,7 @@ fn outliers_are_refused_or_stored() {
     let unlimited = |format: &Format| match format {
         Format::Float(float) => *float != FloatType::F16,
         Format::Affine { scales, .. } => *scales != FloatType::F16,
-        Format::Mxfp4 | Format::Mxfp8 | Format::MXFP4 => true,
+        Format::Mxfp4 | Format::Mxfp8 | Format::MXFP4 | Format::Fp8 { .. } | Format::Fp4 => true,
         _ => false,
     };
     for format in written() {

@@ -110,7 +110,7 @@ fn other_layers(config: &Config<'_>) -> &'static str {
 }
 
 impl Facts {
-    /// Of a checkpoint whose tensors have `bytes`. Facts that cannot be read are left out: that it
+    /// Of a checkpoint whose tensors have `bytes` in memory. Facts that cannot be read are left out: that it
     /// cannot be run is a warning.
     pub fn new(checkpoint: &Checkpoint, config: &Config<'_>, bytes: u64) -> Self {
         let read = Reader { checkpoint, config };

@@ -89,7 +89,7 @@ fn report(checkpoint: &Checkpoint, with_tensors: bool) -> Result<Report, Failure
         parameters: sums.parameters,
         bytes: sums.bytes,
         bits_per_weight: sums.bits_per_weight(),
-        facts: Facts::new(checkpoint, &config, sums.bytes),
+        facts: Facts::new(checkpoint, &config, sums.loaded),
         formats: tensors::by_format(&tensors),
         warnings: warnings(checkpoint),
         tensors: with_tensors.then_some(tensors),

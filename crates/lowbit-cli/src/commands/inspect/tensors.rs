@@ -3,6 +3,7 @@
 use crate::Failure;
 use lowbit::{Checkpoint, Format};
 use lowbit_files::{Stored, TensorView, shown};
+use lowbit_formats::{Scales, Scheme};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -13,6 +14,9 @@ pub struct Weight {
     pub format: String,
     pub shape: Vec<usize>,
     pub bytes: u64,
+    /// In a device's memory.
+    #[serde(skip)]
+    loaded: u64,
 }
 
 /// Sums over some weights.
@@ -21,6 +25,9 @@ pub struct Total {
     pub tensors: usize,
     pub parameters: u64,
     pub bytes: u64,
+    /// In a device's memory.
+    #[serde(skip)]
+    pub loaded: u64,
 }
 
 impl Total {
@@ -30,6 +37,7 @@ impl Total {
         self.tensors += 1;
         self.parameters = self.parameters.saturating_add(count);
         self.bytes += weight.bytes;
+        self.loaded = self.loaded.saturating_add(weight.loaded);
     }
 
     /// Bytes, in bits, by the number of values.
@@ -69,8 +77,12 @@ fn weight(checkpoint: &Checkpoint, view: &TensorView) -> Result<Option<Weight>, 
         return Ok(None);
     }
     let Some(module) = companion(".weight") else {
-        let format = view.stored.to_string();
-        return Ok(Some(Weight { name, format, shape, bytes: bytes(view) }));
+        let (format, bytes) = (view.stored.to_string(), bytes(view));
+        let loaded = match view.stored {
+            Stored::Blocks(format) => loaded_bytes(format, &shape),
+            Stored::Plain(_) => bytes,
+        };
+        return Ok(Some(Weight { name, format, shape, bytes, loaded }));
     };
     let scales = tensors.get(&format!("{module}.scales")).ok_or("scales are gone")?;
     let quantization = checkpoint.quantization(module)?;
@@ -86,6 +98,40 @@ fn weight(checkpoint: &Checkpoint, view: &TensorView) -> Result<Option<Weight>, 
         *k = k.saturating_mul(32) / format.scheme().bits;
     }
     let biases = tensors.get(&format!("{module}.biases")).map_or(0, bytes);
-    let total = bytes(view) + bytes(scales) + biases;
-    Ok(Some(Weight { name: module.to_string(), format: format.to_string(), shape, bytes: total }))
+    let bytes = bytes(view) + bytes(scales) + biases;
+    Ok(Some(Weight { name: module.to_string(), format: format.to_string(), shape, bytes, loaded: bytes }))
+}
+
+/// The bytes of a weight whose blocks are taken apart, as every device does it: codes of some IQ
+/// types take more bits then than in a block.
+fn loaded_bytes(format: Format, shape: &[usize]) -> u64 {
+    let Scheme { bits, scales, .. } = format.scheme();
+    // Bits per superblock of 256 values.
+    let of_scales = match scales {
+        Scales::One => 0,
+        Scales::Group { float, size, biased } => 256 / size * 8 * float.size() * if biased { 2 } else { 1 },
+        Scales::E8M0 { .. } => 256 / 32 * 8,
+        Scales::E4M3 => 256 / 16 * 8,
+        Scales::Super { size } => 256 / size * 8 + 16,
+        Scales::SuperWithMinima { size: 16 } => 256 / 16 * 8 + 32,
+        Scales::SuperWithMinima { size } => 256 / size * 16 + 32,
+    };
+    let values = shape.iter().fold(1u128, |count, &n| count.saturating_mul(n as u128));
+    let bits = values.saturating_mul((256 * bits + of_scales) as u128) / 256;
+    u64::try_from(bits / 8).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_take_more_room_in_memory() {
+        let bits = |format| loaded_bytes(format, &[64, 256]) as f64 / (64.0 * 256.0 / 8.0);
+        assert_eq!(bits(Format::IQ1_S), 4.3125);
+        assert_eq!(bits(Format::IQ2_XS), 4.5625);
+        assert_eq!(bits(Format::Q4_K), 4.625);
+        assert_eq!(bits(Format::Q4_0), 4.5);
+        assert_eq!(bits(Format::Q3_K), 3.5625);
+    }
 }

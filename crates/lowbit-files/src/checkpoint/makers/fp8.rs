@@ -1,5 +1,5 @@
-//! Weights of e4m3 with floats as scales: of a matrix, of rows, or of blocks. No format of lowbit's
-//! has these yet, so weights become f32, which holds the products exactly.
+//! Weights of e4m3 with floats as scales: of a matrix, of rows, or of blocks. They become
+//! [`Format::Fp8`], with each group's scale; those without whole groups become f32.
 //!
 //! ```text
 //! fp8                  weight f8e4m3 [N, K]   weight_scale_inv [N/128, K/128]   (or one)
@@ -11,7 +11,7 @@
 //! Source: transformers 5.24 `integrations/finegrained_fp8.py`, compressed-tensors 0.20
 //! `compressors/naive_quantized`.
 
-use lowbit_formats::{DType, E4M3, Minifloat};
+use lowbit_formats::{DType, E4M3, FloatType, Format, Minifloat};
 use serde_json::Value;
 
 use super::Adapter;
@@ -55,18 +55,68 @@ pub(super) fn read_module(
     let float = adapter.floats(scale)?;
     let leading = &weight.shape[..weight.shape.len() - 1];
     let [tall, wide] = block(adapter, (weight, scale))?;
-    let rows = leading.iter().product::<usize>();
-    let (down, across) = (n.div_ceil(tall), k.div_ceil(wide));
-    let (from, of_blocks) = (weight.bytes.clone(), scale.bytes.clone());
+    // A group is within one of the file's blocks.
+    let fits = |&size: &usize| k.is_multiple_of(size) && (wide >= k || wide.is_multiple_of(size));
+    let format = [128, 32].into_iter().find(fits).and_then(Format::fp8);
+    let blocks = Blocks { n, down: n.div_ceil(tall), across: k.div_ceil(wide), tall, wide };
+    let (rows, of_blocks) = (leading.iter().product::<usize>(), scale.bytes.clone());
+    let Some(format) = format else {
+        return expand(adapter, module, weight, (blocks, of_blocks, float));
+    };
+    let groups = k / format.block();
+    let scales = Contents::computed(rows * groups * 4, move || {
+        let (of_blocks, mut scales) = (of_blocks.get(), Vec::with_capacity(rows * groups * 4));
+        for row in 0..rows {
+            let first = blocks.first_of_row(row);
+            for group in 0..groups {
+                let index = first + group * format.block() / wide;
+                FloatType::F32.push(float.get(&of_blocks, index), &mut scales);
+            }
+        }
+        scales
+    });
+    let with = |columns: usize| [leading, &[columns]].concat();
+    adapter.push(module, "weight", weight, (DType::U32, with(k / 4), weight.bytes.clone()));
+    adapter.push(module, "scales", scale, (DType::F32, with(groups), scales));
+    adapter.is_in(module, format);
+    Ok(())
+}
+
+/// The blocks of matrices of `n` rows: of `tall` rows and `wide` columns, `down` x `across` for
+/// each matrix.
+#[derive(Clone, Copy)]
+struct Blocks {
+    n: usize,
+    down: usize,
+    across: usize,
+    tall: usize,
+    wide: usize,
+}
+
+impl Blocks {
+    /// The first block of a row, counted over all matrices.
+    fn first_of_row(&self, row: usize) -> usize {
+        (row / self.n * self.down + row % self.n / self.tall) * self.across
+    }
+}
+
+/// A module in f32, which holds the products exactly: its rows or blocks are no whole groups.
+fn expand(
+    adapter: &mut Adapter<'_>,
+    module: &str,
+    weight: &TensorView,
+    (blocks, of_blocks, float): (Blocks, Contents, FloatType),
+) -> Result<(), FileError> {
+    let (&k, leading) = weight.shape.split_last().expect("a matrix");
+    let (rows, from) = (leading.iter().product::<usize>(), weight.bytes.clone());
     let values = Contents::computed(rows * k * 4, move || {
         let (codes, scales) = (from.get(), of_blocks.get());
         words_by_rows(rows, k, |first, out| {
             for (i, out) in out.chunks_mut(4 * k).enumerate() {
-                let row = first + i;
-                let block = (row / n * down + row % n / tall) * across;
+                let (row, wide) = (first + i, blocks.wide);
                 let codes = codes[row * k..][..k].chunks(wide).zip(out.chunks_mut(4 * wide));
                 for (index, (codes, out)) in codes.enumerate() {
-                    let scale = float.get(&scales, block + index);
+                    let scale = float.get(&scales, blocks.first_of_row(row) + index);
                     for (&code, out) in codes.iter().zip(out.as_chunks_mut().0) {
                         *out = (E4M3::decode(code) * scale).to_le_bytes();
                     }

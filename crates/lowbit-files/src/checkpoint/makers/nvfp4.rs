@@ -1,5 +1,5 @@
-//! NVFP4: e2m1 codes, an e4m3 scale per 16 values and a float for the matrix. No format of lowbit's
-//! has that float yet, so weights become f32, which holds the products exactly.
+//! NVFP4: e2m1 codes, an e4m3 scale per 16 values and a float for the matrix. It becomes
+//! [`Format::Fp4`], whose scales are the products of both, in f32.
 //!
 //! ```text
 //! ModelOpt             weight u8 [N, K/2]          weight_scale f8e4m3 [N, K/16]   weight_scale_2 f32
@@ -10,7 +10,7 @@
 //! `torch/quantization/qtensor/nvfp4_tensor.py`, compressed-tensors 0.20 `compressors/nvfp4`,
 //! `quantization/lifecycle/forward_helpers.py`.
 
-use lowbit_formats::{DType, E2M1, E4M3, Minifloat};
+use lowbit_formats::{DType, E4M3, Format, Minifloat};
 
 use super::Adapter;
 use super::integers::words_by_rows;
@@ -51,33 +51,22 @@ pub(super) fn read_module(
     if !factor.is_finite() || factor == 0.0 {
         return Err(adapter.misfit(global, format!("its value is {factor}")));
     }
-    let (from, of_groups) = (codes.bytes.clone(), scales.bytes.clone());
-    let values = Contents::computed(n * k * 4, move || {
-        let (codes, scales) = (from.get(), of_groups.get());
-        words_by_rows(n, k, |first, out| {
-            for (i, out) in out.chunks_mut(4 * k).enumerate() {
-                let codes = &codes[(first + i) * columns..][..columns];
-                let scales = &scales[(first + i) * (k / GROUP)..][..k / GROUP];
-                decode_row(codes, scales, (factor, kind), out);
+    let of_groups = scales.bytes.clone();
+    let products = Contents::computed(n * (k / GROUP) * 4, move || {
+        let of_groups = of_groups.get();
+        words_by_rows(n, k / GROUP, |first, out| {
+            let codes = of_groups[first * (k / GROUP)..].iter();
+            for (&code, out) in codes.zip(out.as_chunks_mut().0) {
+                let scale = match kind {
+                    Global::Multiplies => E4M3::decode(code) * factor,
+                    Global::Divides => E4M3::decode(code) / factor,
+                };
+                *out = scale.to_le_bytes();
             }
         })
     });
-    adapter.push(module, "weight", codes, (DType::F32, vec![n, k], values));
-    adapter.expanded.insert(module.into());
+    adapter.push(module, "weight", codes, (DType::U32, vec![n, k / 8], codes.bytes.clone()));
+    adapter.push(module, "scales", scales, (DType::F32, vec![n, k / GROUP], products));
+    adapter.is_in(module, Format::Fp4);
     Ok(())
-}
-
-fn decode_row(codes: &[u8], scales: &[u8], (factor, kind): (f32, Global), out: &mut [u8]) {
-    let groups = codes.chunks_exact(GROUP / 2).zip(out.as_chunks_mut::<{ 4 * GROUP }>().0);
-    for ((codes, out), &scale) in groups.zip(scales) {
-        let scale = match kind {
-            Global::Multiplies => E4M3::decode(scale) * factor,
-            Global::Divides => E4M3::decode(scale) / factor,
-        };
-        for (code, out) in codes.iter().zip(out.as_chunks_mut::<8>().0) {
-            let [low, high] = [code & 15, code >> 4].map(|code| (E2M1::decode(code) * scale).to_le_bytes());
-            out[..4].copy_from_slice(&low);
-            out[4..].copy_from_slice(&high);
-        }
-    }
 }

@@ -112,13 +112,13 @@ fn values_are_those_of_the_makers_own_code() {
         ("ct_mxfp4", "mxfp4", FloatType::F32),
         ("ct_mxfp8", "mxfp8", FloatType::F32),
         ("gpt_oss", "mxfp4", FloatType::F32),
-        ("fp8_blocks", "f32", FloatType::F32),
-        ("ct_fp8_channel", "f32", FloatType::F32),
-        ("ct_fp8_tensor", "f32", FloatType::F32),
-        ("ct_fp8_blocks", "f32", FloatType::F32),
-        ("modelopt_fp8", "f32", FloatType::F32),
-        ("ct_nvfp4", "f32", FloatType::F32),
-        ("modelopt_nvfp4", "f32", FloatType::F32),
+        ("fp8_blocks", "fp8g32", FloatType::F32),
+        ("ct_fp8_channel", "fp8g128", FloatType::F32),
+        ("ct_fp8_tensor", "fp8g128", FloatType::F32),
+        ("ct_fp8_blocks", "fp8g32", FloatType::F32),
+        ("modelopt_fp8", "fp8g128", FloatType::F32),
+        ("ct_nvfp4", "fp4g16", FloatType::F32),
+        ("modelopt_nvfp4", "fp4g16", FloatType::F32),
     ];
     assert_eq!(formats.len(), cases.described.as_object().unwrap().len());
     for (case, name, scales) in formats {
