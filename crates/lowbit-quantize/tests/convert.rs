@@ -226,6 +226,7 @@ fn an_output_is_replaced_when_asked_for() {
     assert_eq!(Checkpoint::open(&output).unwrap().config().unwrap()["quantization"]["bits"], 4);
 }
 
+#[cfg(unix)]
 #[test]
 fn the_source_is_never_the_output() {
     let folder = tempfile::tempdir().unwrap();
@@ -255,6 +256,7 @@ fn the_source_is_never_the_output() {
     assert_eq!(names(&source), before);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_strangers_links_are_not_followed() {
     let folder = tempfile::tempdir().unwrap();
