@@ -27,6 +27,7 @@ SUBJECTS = [
     "jinja",
     "makers",
     "models",
+    "mtp",
     "ops",
     "quantize",
     "rerank",

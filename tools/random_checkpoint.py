@@ -215,7 +215,20 @@ def experts(tensors, prefix, shape):
     tensors.quantized(f"{prefix}.shared_expert_gate", 1, hidden, bits=8)
 
 
-def checkpoint(shape, dense):
+def predictor(tensors, prefix, shape):
+    """A layer that predicts further tokens, of a dense Qwen3.5."""
+    hidden = shape["hidden_size"]
+    tensors.quantized(f"{prefix}.fc", hidden, 2 * hidden)
+    for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        tensors.plain(f"{prefix}.{norm}.weight", [hidden], 1.0)
+    layer = f"{prefix}.layers.0"
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        tensors.plain(f"{layer}.{norm}.weight", [hidden], 1.0)
+    attention(tensors, f"{layer}.self_attn", shape)
+    feedforward(tensors, f"{layer}.mlp", hidden, shape["intermediate_size"])
+
+
+def checkpoint(shape, dense, mtp):
     """All tensors of a model, and the config.json that describes them."""
     tensors, overrides = Tensors(dense), {}
     model = "model.language_model" if dense else "language_model.model"
@@ -238,6 +251,8 @@ def checkpoint(shape, dense):
     tensors.plain(f"{model}.norm.weight", [shape["hidden_size"]], 1.0)
     head = "lm_head" if dense else "language_model.lm_head"
     tensors.quantized(head, shape["vocab_size"], shape["hidden_size"])
+    if mtp:
+        predictor(tensors, "mtp" if dense else "language_model.mtp", shape)
     text = {**shape, "layer_types": kinds, "tie_word_embeddings": False, "dtype": "bfloat16"}
     text["model_type"] += "_text"
     config = {"model_type": shape["model_type"], "text_config": text}
@@ -419,6 +434,8 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--gguf", action="store_true", help="write a GGUF file of that name; of qwen3-0.5b alone")
     parser.add_argument("--dense", action="store_true", help="bf16 in Hugging Face's layout; of Qwen3.5's shapes alone")
+    parser.add_argument("--mtp", action="store_true", help="with a layer that predicts further tokens; of dense Qwen3.5's shapes alone")
+    parser.add_argument("--vocabulary", type=int, help="so many tokens instead of the published number")
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -428,6 +445,10 @@ def main():
     shape = SHAPES[arguments.shape] if whole else {**COMMON, **SHAPES[arguments.shape]}
     if arguments.layers:
         shape = {**shape, "num_hidden_layers": arguments.layers}
+    if arguments.vocabulary:
+        shape = {**shape, "vocab_size": arguments.vocabulary}
+    if arguments.mtp and (whole or "num_experts" in shape):
+        parser.error("--mtp is of dense Qwen3.5's shapes alone")
     if arguments.gguf:
         if maker is not qwen3:
             parser.error("--gguf writes qwen3-0.5b alone")
@@ -439,7 +460,7 @@ def main():
     elif whole:
         tensors, config = latent(shape, arguments.dense)
     else:
-        tensors, config = checkpoint(shape, arguments.dense)
+        tensors, config = checkpoint(shape, arguments.dense, arguments.mtp)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
     size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
     demo = pathlib.Path(__file__).parent.parent / "models/demo"

@@ -21,6 +21,7 @@ mod paths;
 mod plot;
 mod progress;
 mod sampling;
+mod speculation;
 mod template;
 mod texts;
 

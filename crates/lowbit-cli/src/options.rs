@@ -173,7 +173,6 @@ impl ModelOptions {
     }
 
     /// The same for another model, and for another device if one is named.
-    #[cfg(feature = "serve")]
     pub fn named(&self, model: &str, device: Option<&str>) -> Result<Self, String> {
         let device = device.map_or_else(|| Ok(self.device.clone()), |name| self.device.named(name))?;
         Ok(Self { model: Some(model.into()), hf_repo: None, device, ..self.clone() })

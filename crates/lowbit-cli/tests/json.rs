@@ -72,6 +72,13 @@ fn run(schema: &str, arguments: &[&str]) -> Value {
 }
 
 #[test]
+fn guesses_are_documented() {
+    let demo = ["generate", "-m", "models/demo-4bit", "--device", "cpu", "-p", "x", "-n", "4"];
+    let object = run("lowbit.generate/1", &[&demo[..], &["--speculate", "ngram"]].concat());
+    assert!(object["drafted_tokens"].is_number() && object["accepted_tokens"].is_number());
+}
+
+#[test]
 fn embeddings_are_documented() {
     let object = run("lowbit.embed/1", &EMBED);
     assert_eq!(object["embedding"].as_array().unwrap().len(), 64);

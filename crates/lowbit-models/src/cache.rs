@@ -355,6 +355,16 @@ impl Cache {
         })
     }
 
+    /// Tokens that fit without reallocation, those included that it has seen; `None` without keys
+    /// and values.
+    pub(crate) fn capacity(&self) -> Option<usize> {
+        let capacities = self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::Attention(cache) => Some(cache.keys.dim(1)),
+            LayerCache::DeltaNet(_) => None,
+        });
+        capacities.max()
+    }
+
     /// Sets the number of tokens seen: recording a pass counts tokens that have not run.
     pub(crate) fn set_position(&mut self, position: usize) {
         self.position = position;

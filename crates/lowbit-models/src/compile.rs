@@ -3,7 +3,7 @@
 
 use crate::{
     BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, Logits, Model, ModelError, PoolSequence,
-    Session, Target,
+    Script, Session, Speculation, Target,
 };
 use lowbit_files::{Checkpoint, Pooling};
 use lowbit_kernels::ops::{PAGE_TOKENS, SampleParams};
@@ -199,16 +199,48 @@ pub fn dry_generation(
     /// Tokens of a reply: the first is sampled after the prompt, the second in the step that is
     /// captured, the third in its replay.
     const REPLY: usize = 3;
-    if model.config().headless {
+    dry_replies(Session::new(model), prompts, options, REPLY)
+}
+
+/// As [`dry_generation`] for a session that verifies up to `most` guesses per pass:
+/// [`Speculation::with_most`].
+///
+/// # Errors
+/// As [`Session::generate`].
+pub fn dry_speculation(
+    model: &Model,
+    prompts: &[usize],
+    options: &GenerationOptions,
+    most: usize,
+) -> Result<(), ModelError> {
+    // All tokens drawn are 0, and so are the guesses.
+    let limit = model.config().max_position_embeddings;
+    let script = Script::new(vec![0; limit.min(LONGEST)], 1.0);
+    let speculation = Speculation::new(script).with_most(most).with_fixed_pace();
+    // A pass that runs, one that is captured, and its replay.
+    let reply = 1 + 3 * (1 + speculation.most(model.device()));
+    let mut session = Session::new(model);
+    session.speculate(Some(speculation));
+    dry_replies(session, prompts, options, reply)
+}
+
+/// Replies of `reply` tokens.
+fn dry_replies(
+    mut session: Session<'_>,
+    prompts: &[usize],
+    options: &GenerationOptions,
+    reply: usize,
+) -> Result<(), ModelError> {
+    let config = session.model().config();
+    if config.headless {
         return Ok(());
     }
-    let limit = model.config().max_position_embeddings;
-    let mut session = Session::new(model);
+    let limit = config.max_position_embeddings;
     // All tokens drawn are 0, which may be a stop id, and which a grammar may forbid.
-    let mut options = options.clone().with_max_tokens(options.max_tokens.min(REPLY)).with_stop_ids(vec![]);
+    let mut options = options.clone().with_max_tokens(options.max_tokens.min(reply)).with_stop_ids(vec![]);
     options.grammar = None;
     for &tokens in prompts {
-        if tokens == 0 || session.tokens().len().saturating_add(tokens).saturating_add(REPLY) > limit {
+        if tokens == 0 || session.tokens().len().saturating_add(tokens).saturating_add(reply) > limit {
             continue;
         }
         if let Some(logits) = session.prefill(&vec![0; tokens], |_| Continue(()))? {

@@ -69,6 +69,11 @@ pub enum ModelError {
         "the {architecture} model has no output layer (lm_head), so that it writes no text: its states make embeddings, see lowbit embed", architecture = shown(.architecture)
     )]
     Headless { architecture: String },
+    #[error(
+        "{path}: there is no layer that predicts further tokens (mtp.fc, or eh_proj behind the other layers)",
+        path = shown_path(.path)
+    )]
+    NoPredictor { path: PathBuf },
     #[error("element {element} of the pooled states is {got}, but every one must be finite")]
     Pooled { element: usize, got: String },
     #[error(

@@ -1,7 +1,8 @@
 mod rules;
+mod speculating;
 mod steps;
 
-use crate::{Cache, Grammar, Logits, Mark, Model, ModelError};
+use crate::{Cache, Grammar, Logits, Mark, Model, ModelError, Speculated, Speculation};
 use lowbit_files::GenerationConfig;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_kernels::{Device, Tensor};
@@ -24,7 +25,8 @@ pub(crate) fn chunk(device: &Device) -> usize {
 const MARKS: usize = 4;
 
 /// A model with a text in progress: the prompts, and all tokens sampled after them. A clone is a
-/// fork: both continue from the same text, independently.
+/// fork: both continue from the same text, independently. (The clone does not
+/// [speculate](Self::speculate) until it is told to.)
 ///
 /// The last sampled token may not have run through the model yet; the next [`Self::prefill`] then
 /// starts with it. After a device error the text cannot be continued: [`Self::clear`] starts over.
@@ -37,13 +39,16 @@ pub struct Session<'m> {
     marks: Vec<Mark>,
     /// The last reply's, whose captured step the next ones replay.
     steps: Option<Steps>,
+    speculation: Option<Speculation<'m>>,
 }
 
 impl Clone for Session<'_> {
     fn clone(&self) -> Self {
-        // A captured step writes to the original's caches.
-        let Self { model, cache, tokens, marks, steps: _ } = self;
-        Self { model, cache: cache.clone(), tokens: tokens.clone(), marks: marks.clone(), steps: None }
+        // A captured step writes to the original's caches, and a drafter follows the original's
+        // text.
+        let Self { model, cache, tokens, marks, steps: _, speculation: _ } = self;
+        let (cache, tokens, marks) = (cache.clone(), tokens.clone(), marks.clone());
+        Self { model, cache, tokens, marks, steps: None, speculation: None }
     }
 }
 
@@ -145,6 +150,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
+    /// The guesses that were verified, if the session speculates.
+    pub speculated: Speculated,
 }
 
 /// Why a generation ended.
@@ -161,7 +168,21 @@ pub enum Finish {
 impl<'m> Session<'m> {
     /// An empty text.
     pub fn new(model: &'m Model) -> Self {
-        Self { model, cache: model.cache(), tokens: vec![], marks: vec![], steps: None }
+        Self { model, cache: model.cache(), tokens: vec![], marks: vec![], steps: None, speculation: None }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'m Model {
+        self.model
+    }
+
+    /// Guesses tokens from now on and verifies several in one pass, or stops to do so. What is
+    /// written does not depend on guesses. On a CPU it is what is written without, if the model's
+    /// weights are quantised and not [exact](crate::Target::with_exact): each row of a pass has the
+    /// bits of a step of its own. Elsewhere products of several rows add up in another order than
+    /// those of one, and a draw between two tokens that are almost equally likely may differ.
+    pub fn speculate(&mut self, speculation: Option<Speculation<'m>>) {
+        self.speculation = speculation;
     }
 
     /// Empties the text, and keeps the memory and the step that the last reply captured.
@@ -301,9 +322,12 @@ impl<'m> Session<'m> {
     ) -> Result<Generation, ModelError> {
         let mut tokens = vec![];
         if options.max_tokens == 0 {
-            return Ok(Generation { tokens, finish: Finish::Length });
+            return Ok(Generation { tokens, finish: Finish::Length, speculated: Speculated::default() });
         }
         options.sampling.validate()?;
+        if self.speculation.is_some() {
+            return self.generate_speculating(&logits, options, &mut each);
+        }
         let text = (&self.tokens[..], &self.cache);
         let mut steps = Steps::new(self.steps.take(), self.model, text, options)?;
         let limit = self.context();
@@ -345,13 +369,21 @@ impl<'m> Session<'m> {
             }
         };
         self.steps = Some(steps);
-        Ok(Generation { tokens, finish })
+        Ok(Generation { tokens, finish, speculated: Speculated::default() })
     }
 
     /// Runs tokens after those that the caches have seen.
     fn run(&mut self, tokens: &[u32], logits: Logits) -> Result<Option<Tensor>, ModelError> {
-        self.tokens.truncate(self.cache.position());
-        let logits = self.model.forward(tokens, &mut self.cache, logits)?;
+        let position = self.cache.position();
+        self.tokens.truncate(position);
+        let logits = match &mut self.speculation {
+            Some(speculation) if speculation.drafter.wants_states() => {
+                let (logits, states) = self.model.forward_with_states(tokens, &mut self.cache, logits)?;
+                speculation.drafter.see(position, tokens, &states)?;
+                logits
+            }
+            _ => self.model.forward(tokens, &mut self.cache, logits)?,
+        };
         self.tokens.extend(tokens);
         Ok(match logits {
             Some(logits) => Some(logits.reshape(&[self.model.config().vocab_size])?),

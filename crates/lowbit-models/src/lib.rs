@@ -28,6 +28,7 @@ mod outline;
 mod perplexity;
 mod pool;
 mod pooled;
+mod speculate;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -39,7 +40,7 @@ mod window;
 
 pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow};
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
-pub use compile::{dry_batches, dry_chat, dry_generation, dry_pooled};
+pub use compile::{dry_batches, dry_chat, dry_generation, dry_pooled, dry_speculation};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
@@ -54,6 +55,7 @@ pub use perplexity::{
 };
 pub use pool::{CachePool, PoolCache, PoolMark, PoolSequence};
 pub use pooled::Pooled;
+pub use speculate::{DraftModel, Drafter, Mtp, Ngrams, Predictor, Script, Speculated, Speculation};
 pub use target::Target;
 pub use warnings::warnings;
 pub use weights::Weights;

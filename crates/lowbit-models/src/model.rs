@@ -90,6 +90,10 @@ impl Model {
         &self.target.host
     }
 
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
     /// Waits until the device has finished its work.
     ///
     /// # Errors
@@ -135,6 +139,27 @@ impl Model {
     ) -> Result<Option<Tensor>, ModelError> {
         self.check(tokens, cache.position())?;
         self.run(&mut [Sequence { tokens, cache }], logits)
+    }
+
+    /// As [`Self::forward`], with the states behind the last norm of all tokens,
+    /// `[T, hidden_size]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub(crate) fn forward_with_states(
+        &self,
+        tokens: &[u32],
+        cache: &mut Cache,
+        logits: Logits,
+    ) -> Result<(Option<Tensor>, Tensor), ModelError> {
+        self.check(tokens, cache.position())?;
+        if logits != Logits::None {
+            self.check_head()?;
+        }
+        let step = Step::new([(cache.position(), tokens.len())], self.device())?;
+        let hidden = self.hidden(&mut [Sequence { tokens, cache }], &step)?;
+        let states = self.decoder.normed(&hidden)?.into_tensor();
+        Ok((self.logits_of(&hidden, &step, logits)?, states))
     }
 
     /// As [`Self::forward`] for several sequences in one pass, each with its own length and cache.

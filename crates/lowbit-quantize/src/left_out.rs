@@ -14,7 +14,7 @@ pub fn extras(computed: &Computed<'_>, kept: &[Extra]) -> Vec<String> {
         (
             Extra::Prediction,
             "of the layers of multi-token prediction",
-            "lowbit and mlx-lm do not compute them",
+            "conversions keep those of Qwen3-Next's and Qwen3.5's published checkpoints",
         ),
         (Extra::Vision, "of the part that sees images", "lowbit computes texts alone"),
         (Extra::Audio, "of the part that hears", "lowbit computes texts alone"),

@@ -13,7 +13,7 @@ use crate::source::Source;
 use crate::tensor::{Change, Tensor};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
 use lowbit_models::arch::{self, Architecture, Extra};
-use lowbit_models::names::{FUSED_MLP, FUSED_SHARED_EXPERT, MLP, SHARED_EXPERT};
+use lowbit_models::names::{FUSED_MLP, FUSED_SHARED_EXPERT, MLP, NEXTN, SHARED_EXPERT};
 use serde_json::Value as Json;
 use std::borrow::Cow;
 
@@ -30,7 +30,9 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
             for tensor in &mut tensors {
                 tensor.name = stored(&tensor.name, computed.architecture);
             }
-            Converted { config: config(computed)?, tensors, warnings: extras(computed, &[]) }
+            let kept: &[Extra] =
+                if keeps_predictors(computed.architecture) { &[Extra::Prediction] } else { &[] };
+            Converted { config: config(computed)?, tensors, warnings: extras(computed, kept) }
         }
     };
     warnings.extend(mlx_lm::differences(computed)?);
@@ -92,7 +94,7 @@ pub struct Known {
     pub experts: usize,
     /// True if the output layer is the embedding.
     pub tied: bool,
-    /// Layers that predict further tokens, if they are kept, as layers after the others.
+    /// Layers that predict further tokens, if they are kept as layers after the others.
     pub predictors: usize,
     /// The layout that the tensors are for.
     pub target: Layout,
@@ -184,13 +186,18 @@ impl Names<'_> {
     fn is_kept(&self, name: &str) -> bool {
         match self.known.architecture.extra(name, self.known.layers) {
             None => true,
-            Some(Extra::Prediction) => self.known.predictors > 0,
+            Some(Extra::Prediction) => {
+                let in_mlx = self.known.target == Layout::Mlx && keeps_predictors(self.known.architecture);
+                in_mlx || self.known.predictors > 0
+            }
             Some(_) => false,
         }
     }
 
     fn rename(&self, view: &TensorView, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
-        let predicted = predictor(&view.name, self.known.layers);
+        // In MLX's layout they keep their names.
+        let behind = (self.known.predictors > 0).then(|| predictor(&view.name, self.known.layers));
+        let predicted = behind.flatten();
         let name = predicted.clone().unwrap_or_else(|| self.nest(&view.name));
         let name = in_layer(&name, |name| self.known.architecture.known_name(name));
         if self.is_part_of_another(view) {
@@ -392,6 +399,12 @@ fn of_expert(first: &str, expert: usize) -> String {
         Some((mlp, rest)) => format!("{mlp}.experts.{}", rest.replacen(".0.", &format!(".{expert}."), 1)),
         None => first.into(),
     }
+}
+
+/// True if conversions keep the layers of `architecture` that predict further tokens. (mlx-lm drops
+/// what is below `mtp.` when it reads a checkpoint.)
+pub fn keeps_predictors(architecture: &Architecture) -> bool {
+    architecture.gguf_name(NEXTN[0].0).is_some()
 }
 
 /// The name of a tensor below `mtp.` when its layer comes after `layers` others.

@@ -3,8 +3,8 @@
 
 use lowbit_files::{Checkpoint, safetensors};
 use lowbit_formats::{DType, FloatType};
-use lowbit_kernels::Device;
-use lowbit_models::{Logits, Model, Target};
+use lowbit_kernels::{Device, Tensor};
+use lowbit_models::{Drafter, Logits, Model, Mtp, Predictor, Target};
 use lowbit_quantize::{Mix, MlxFormat, Recipe, Summary};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -378,8 +378,27 @@ fn an_output_layer_that_llama_cpp_wants_is_named() {
     }
 }
 
+/// The guesses of a checkpoint's own layer for them, from states that it makes.
+fn guesses(path: &Path) -> Vec<u32> {
+    let (device, checkpoint) = (Device::cpu(Some(2)).unwrap(), Checkpoint::open(path).unwrap());
+    let target = Target::new(&device, Some(FloatType::F32)).unwrap().with_exact(true);
+    let model = Model::load_for(&checkpoint, target).unwrap();
+    let predictor = Predictor::load(&checkpoint, &model).unwrap();
+    let (text, width): (Vec<u32>, _) = ((1..30).map(|id| id * 7).collect(), model.config().hidden_size);
+    let states: Vec<f32> = (0..text.len() * width).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let states = Tensor::new(&states, &[text.len(), width], &device).unwrap();
+    let mut all = vec![];
+    for length in 4..text.len() {
+        let mut drafter = Mtp::new(&model, &predictor);
+        drafter.see(0, &text[..length], &states.rows(0, length).unwrap()).unwrap();
+        all.extend(drafter.draft(&text[..=length], 3).unwrap());
+    }
+    assert_eq!(all.len(), 3 * (text.len() - 4));
+    all
+}
+
 #[test]
-fn layers_that_predict_further_tokens_are_kept_in_gguf_and_named_elsewhere() {
+fn layers_that_predict_further_tokens_are_kept_or_named() {
     let source = changed("qwen3_5", |_| (), |_| ());
     let (file, summary) = to_gguf(source.path()).unwrap();
     let [vision] = &summary.warnings[..] else { panic!("{:?}", summary.warnings) };
@@ -412,11 +431,18 @@ fn layers_that_predict_further_tokens_are_kept_in_gguf_and_named_elsewhere() {
         assert_eq!(first(&made, name), first(&original, from) + 1.0, "{name}");
     }
     assert_same("with a predictor", source.path(), &file);
+    assert_eq!(guesses(&file), guesses(source.path()), "the predictor is the same");
     let (mlx, summary) = to_mlx(source.path()).unwrap();
-    let want = ": 15 tensors of the layers of multi-token prediction (mtp.fc.weight, ..) left out: lowbit and mlx-lm do not \
-                compute them";
+    let [vision] = &summary.warnings[..] else { panic!("{:?}", summary.warnings) };
+    assert!(vision.contains(" tensors of the part that sees images (model.visual."), "{vision}");
+    let made = mlx.path().join("made");
+    assert_same("with a predictor in MLX's layout", source.path(), &made);
+    assert_eq!(guesses(&made), guesses(source.path()), "the predictor is the same in MLX's layout");
+    // A layer behind the others stays in its checkpoint.
+    let (_, summary) = to_mlx(&model("glm4_moe")).unwrap();
+    let want = " of the layers of multi-token prediction (model.layers.3.eh_proj.weight, ..) left out: conversions keep those \
+                of Qwen3-Next's and Qwen3.5's published checkpoints";
     assert!(summary.warnings.iter().any(|warning| warning.ends_with(want)), "{:?}", summary.warnings);
-    assert_same("without it", source.path(), &mlx.path().join("made"));
 }
 
 #[test]

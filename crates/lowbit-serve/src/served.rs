@@ -70,8 +70,7 @@ impl Served {
     pub fn with_model(self, checkpoint: Checkpoint, model: Model) -> Self {
         let config = checkpoint.embedding_config();
         let embeds = config.is_ok_and(|config| config.pooling.is_some() && !config.ranks);
-        let made = Reranker::new(&checkpoint, (&model, &self.tokenizer), &RerankOptions::default());
-        let scores = made.is_ok();
+        let scores = Reranker::new(&checkpoint, (&model, &self.tokenizer), &RerankOptions::default()).is_ok();
         Self { texts: Some(Texts { checkpoint, model, embeds, scores }), ..self }
     }
 

@@ -2,7 +2,7 @@ use crate::history::aligned;
 use crate::reply::{Asked, Progress, answer};
 use crate::{Error, Reply, ReplyOptions, Syntax, respelled};
 use lowbit_files::{ChatTemplate, Message, Tokenizer};
-use lowbit_models::{Model, ModelError, Session};
+use lowbit_models::{Model, ModelError, Session, Speculation};
 use std::ops::ControlFlow;
 
 /// A conversation: its messages, and the [`Session`] that has read them. Each turn runs only new
@@ -122,6 +122,11 @@ impl<'m> Chat<'m> {
     /// The session, with all that the model has read.
     pub fn session(&self) -> &Session<'m> {
         &self.session
+    }
+
+    /// Guesses tokens from now on, or stops to do so: see [`Session::speculate`].
+    pub fn speculate(&mut self, speculation: Option<Speculation<'m>>) {
+        self.session.speculate(speculation);
     }
 
     /// The model's spelling of reasoning and calls.

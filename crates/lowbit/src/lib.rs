@@ -87,9 +87,10 @@ pub use lowbit_kernels::gpu::CudaOptions;
 pub use lowbit_kernels::gpu::VulkanOptions;
 pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu::Gpu, ops::SampleParams};
 pub use lowbit_models::{
-    Cache, ComparedToken, Constraint, Finish, Generation, GenerationOptions, Grammar, Logits, Model,
-    ModelError, Perplexity, Scoring, Session, Statistics, Target, compare, compare_layers, dry_batches,
-    dry_chat, dry_generation, dry_perplexity, dry_pooled, layers::DecoderConfig, perplexity,
+    Cache, ComparedToken, Constraint, DraftModel, Drafter, Finish, Generation, GenerationOptions, Grammar,
+    Logits, Model, ModelError, Mtp, Ngrams, Perplexity, Predictor, Scoring, Session, Speculated, Speculation,
+    Statistics, Target, compare, compare_layers, dry_batches, dry_chat, dry_generation, dry_perplexity,
+    dry_pooled, dry_speculation, layers::DecoderConfig, perplexity,
 };
 
 /// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates.

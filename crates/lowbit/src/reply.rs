@@ -5,7 +5,7 @@ use crate::reply_stream::{Piece, ReplyStream};
 use crate::{Error, ModelError};
 use lowbit_files::{FileError, Tokenizer};
 use lowbit_kernels::Tensor;
-use lowbit_models::{Finish, GenerationOptions, Session};
+use lowbit_models::{Finish, GenerationOptions, Session, Speculated};
 use std::ops::ControlFlow::{self, Break};
 use std::time::{Duration, Instant};
 
@@ -142,6 +142,8 @@ pub struct Reply {
     pub prompt_tokens: Vec<u32>,
     /// Tokens that the session had read before.
     pub cached_tokens: usize,
+    /// The guesses that were verified, if the session speculates.
+    pub speculated: Speculated,
     /// The time that the prompt took.
     pub prompt_time: Duration,
     /// The time from the prompt's end on: sampling, and the passes of all tokens but the first.
@@ -201,12 +203,12 @@ pub(crate) fn answer(
     let stream = ReplyStream::new((tokenizer, syntax), session.tokens(), options.stops.clone(), asked.calls)?;
     let mut writing = Writing { stream, parts: Parts::default(), failed: None, each };
     let start = Instant::now();
-    let (tokens, finish) = match logits {
+    let (tokens, finish, speculated) = match logits {
         Some(logits) => {
             let written = session.generate(logits, &generation, |id| writing.token(id))?;
-            (written.tokens, written.finish)
+            (written.tokens, written.finish, written.speculated)
         }
-        None => (vec![], Finish::Interrupted),
+        None => (vec![], Finish::Interrupted, Speculated::default()),
     };
     let time = start.elapsed();
     let is_stopped = writing.stream.stop().is_some();
@@ -222,6 +224,7 @@ pub(crate) fn answer(
         finish: if is_stopped { Finish::Stop } else { finish },
         prompt_tokens: prompt.to_vec(),
         cached_tokens,
+        speculated,
         prompt_time,
         time,
     })

@@ -3,6 +3,7 @@ mod model;
 mod request;
 mod scaling;
 mod server;
+mod speculation;
 
 use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
@@ -11,6 +12,7 @@ use lowbit::Device;
 use lowbit_files::staging::{open_to_write, sync};
 use lowbit_kernels::bench::{self, Case, Limits, Row};
 use server::ServerArguments;
+use speculation::GuessArguments;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -59,6 +61,8 @@ pub struct Arguments {
     #[arg(long)]
     explain: bool,
     #[command(flatten)]
+    pub guesses: GuessArguments,
+    #[command(flatten)]
     server: ServerArguments,
 }
 
@@ -73,6 +77,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(url) = &arguments.server.server {
         return server::run(arguments, url);
     }
+    arguments.guesses.check()?;
     if arguments.model.is_named() {
         return if arguments.batch.is_empty() { model::run(arguments) } else { batch::run(arguments) };
     }

@@ -4,6 +4,7 @@ use crate::form::{Form, FormOptions};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{ModelOptions, Opened, note_embedding_model};
 use crate::sampling::SamplingOptions;
+use crate::speculation::SpeculationOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, json, out};
 use lowbit::{Finish, Message, ReplyForm, Session, Syntax, dry_generation};
@@ -19,6 +20,8 @@ pub struct Arguments {
     prompts: Prompts,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     #[command(flatten)]
     reply: ReplyOptions,
     #[command(flatten)]
@@ -48,7 +51,7 @@ struct Prompts {
     file: Option<PathBuf>,
     /// A file with many prompts, {"prompt": ".."} on each line, which are answered side by side:
     /// with --json, an object per prompt, in their order.
-    #[arg(long, value_name = "JSONL", conflicts_with_all = ["text", "prompt", "file", "special"], requires = "json")]
+    #[arg(long, value_name = "JSONL", conflicts_with_all = ["text", "prompt", "file", "special", "speculate", "draft_model"], requires = "json")]
     prompts: Option<PathBuf>,
     /// Interpret \n, \t, \\ and other escapes in --prompt.
     #[arg(long, short)]
@@ -65,6 +68,7 @@ struct Prompts {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     arguments.sampling.check()?;
+    arguments.speculation.check()?;
     let form = arguments.form.read()?;
     if let Some(file) = &arguments.prompts.prompts {
         return arguments.side_by_side(&interrupts, file, form);
@@ -74,16 +78,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     note_embedding_model(&opened.checkpoint);
     let (prompt, syntax) = arguments.tokens(&opened, &prompt)?;
     let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
-    let loaded = opened
-        .with_context(arguments.reply.limit())
-        .load(|model| dry_generation(model, &[prompt.len()], sampling.first()))?;
+    let loaded = opened.with_context(arguments.reply.limit()).load(|model| {
+        dry_generation(model, &[prompt.len()], sampling.first())?;
+        arguments.speculation.compile(model, &[prompt.len()], sampling.first())
+    })?;
     let context = arguments.reply.context(&loaded)?;
+    let guesses = arguments.speculation.load(&arguments.model, &loaded)?;
     let form = form.map(|form| Form::new(form, &loaded, &syntax)).transpose()?;
     let options =
         arguments.reply.library(sampling.first().clone(), context).with_ignore_eos(arguments.ignore_eos);
     let options = Form::hold(form.as_ref(), options);
     let screen = (!arguments.json).then(|| arguments.reply.screen());
     let (mut session, mut watch) = (Session::new(&loaded.model), Watch::once(&interrupts, screen));
+    session.speculate(guesses.as_ref().map(|guesses| guesses.speculation(&loaded.model)).transpose()?);
     // Said when the prompt is known to fit.
     let mut unsaid = Some(&sampling);
     let see = |progress: lowbit::Progress<'_>| {
@@ -95,7 +102,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let reply = lowbit::reply(&mut session, (&loaded.tokenizer, &syntax), &prompt, &options, see);
     watch.end()?;
     let reply = Reply::new(reply?, session.tokens(), &loaded, &arguments.reply)?;
-    let reply = reply.with_seed(&sampling.first().sampling);
+    let reply = reply.with_seed(&sampling.first().sampling).with_guesses(guesses.is_some());
     if arguments.json {
         json::print("generate", &reply)?;
     } else {

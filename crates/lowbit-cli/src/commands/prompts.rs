@@ -141,6 +141,8 @@ impl Batch<'_> {
         let scores = scores.into_iter().map(|scores| Scored::new(tokenizer, scores)).collect();
         let prompt_tokens = asked.prompt[cached..].to_vec();
         let reply = Reply {
+            drafted_tokens: None,
+            accepted_tokens: None,
             prompt_tps: prompt_tokens.len() as f64 / times.prompt.as_secs_f64(),
             generation_tps: tokens.len() as f64 / times.decode.as_secs_f64(),
             prompt_tokens,

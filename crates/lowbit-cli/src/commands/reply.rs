@@ -146,6 +146,11 @@ pub struct Reply {
     #[serde(rename = "finish_reason", serialize_with = "finish_reason")]
     pub finish: Finish,
     pub seed: Option<u64>,
+    /// Guesses that were verified, and those of them that were right.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafted_tokens: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_tokens: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<Scored>>,
     pub prompt_tps: f64,
@@ -177,6 +182,8 @@ impl Reply {
         });
         Ok(Self {
             logprobs: logprobs.transpose()?,
+            drafted_tokens: Some(reply.speculated.drafted),
+            accepted_tokens: Some(reply.speculated.accepted),
             prompt_tps: reply.prompt_tokens.len() as f64 / reply.prompt_time.as_secs_f64(),
             generation_tps: reply.tokens.len() as f64 / reply.time.as_secs_f64(),
             load_seconds: loaded.seconds,
@@ -196,6 +203,14 @@ impl Reply {
     /// With the seed of its random choices, if there were any.
     pub fn with_seed(self, sampling: &SampleParams) -> Self {
         Self { seed: (sampling.temperature > 0.0).then_some(sampling.seed), ..self }
+    }
+
+    /// With the numbers of guesses, or without them where nothing was to guess.
+    pub fn with_guesses(self, guesses: bool) -> Self {
+        match guesses {
+            true => self,
+            false => Self { drafted_tokens: None, accepted_tokens: None, ..self },
+        }
     }
 
     /// The limit that ended the reply, if one did: `context` tokens of prompts and replies, or
@@ -219,5 +234,8 @@ impl Reply {
             self.peak_memory_bytes
                 .map_or(String::new(), |bytes| { format!("; peak memory: {:.1} MB", bytes as f64 / 1e6) })
         );
+        if let (Some(drafted), Some(accepted)) = (self.drafted_tokens, self.accepted_tokens) {
+            out::note!("speculation: {drafted} guesses, {accepted} right");
+        }
     }
 }

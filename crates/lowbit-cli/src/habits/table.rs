@@ -36,9 +36,23 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["--trust-remote-code", "--insecure"], Nothing(0, "no code of a checkpoint is run")),
     (None, &["--offline"], Nothing(0, "a model that is in the cache is used without the network")),
     (None, &["-mm", "-mmu", "-mmdev"], Say(TEXT_ALONE)),
-    (None, &["-md", "-hfd", "-hfrd", "--draft", "--draft-model", "-td", "-tbd", "-Cd", "-Crd"], Say(DRAFTS)),
+    (GENERATE, DRAFT_MODEL, Is("--draft-model")),
+    (CHAT, DRAFT_MODEL, Is("--draft-model")),
+    (None, DRAFT_MODEL, Say(DRAFTS)),
+    (GENERATE, DRAFT_MAX, Is("--draft-max")),
+    (CHAT, DRAFT_MAX, Is("--draft-max")),
+    (None, DRAFT_MAX, Say(DRAFTS)),
+    (GENERATE, DRAFT_MIN, Is("--draft-min")),
+    (CHAT, DRAFT_MIN, Is("--draft-min")),
+    (None, DRAFT_MIN, Say(DRAFTS)),
+    (GENERATE, &["--spec-type"], Value(spec_type)),
+    (CHAT, &["--spec-type"], Value(spec_type)),
+    (None, &["-td", "-tbd", "-Cd", "-Crd", "--draft-model", "--draft-max", "--draft-min"], Say(DRAFTS)),
     (None, &["-Cbd", "-Crbd", "-ctkd", "-ctvd", "-otd", "-cmoed", "-ncmoed", "-devd", "-ngld"], Say(DRAFTS)),
-    (None, &["-lcs", "-lcd", "--mtp", "--dflash", "--eagle3"], Say(DRAFTS)),
+    (GENERATE, &["--mtp"], Means("--speculate", "mtp")),
+    (CHAT, &["--mtp"], Means("--speculate", "mtp")),
+    (None, &["--mtp"], Say(DRAFTS)),
+    (None, &["-lcs", "-lcd", "--dflash", "--eagle3"], Say(DRAFTS)),
     (None, &["--override-kv"], Say("a checkpoint is taken as it says it is")),
     (None, &["--check-tensors"], Nothing(0, "a logit that is NaN or infinite is always an error")),
     (None, &["-cl", "--cache-list"], Say("`hf cache ls` lists the models that are downloaded")),
@@ -345,6 +359,11 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
 ];
 
 const CACHE_TYPES: &[&str] = &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"];
+/// llama.cpp's names of the model that guesses, and of the numbers of guesses.
+const DRAFT_MODEL: &[&str] =
+    &["-md", "-hfd", "-hfrd", "--model-draft", "--hf-repo-draft", "--spec-draft-model", "--spec-draft-hf"];
+const DRAFT_MAX: &[&str] = &["--draft", "--draft-n", "--spec-draft-n-max"];
+const DRAFT_MIN: &[&str] = &["--draft-n-min", "--spec-draft-n-min"];
 const INTERACTIVE: &[&str] =
     &["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first", "-ins", "--instruct"];
 
@@ -368,6 +387,17 @@ fn is_hub(url: &str) -> bool {
 }
 
 /// Thinking on and off, as most templates call it.
+/// llama.cpp's kinds of speculation.
+fn spec_type(value: &str) -> Option<Instead> {
+    Some(match value {
+        "none" => Nothing(1, "nothing is guessed unless --speculate or --draft-model says so"),
+        "draft-mtp" => Means("--speculate", "mtp"),
+        "draft-simple" => Nothing(1, "--draft-model names the model that guesses"),
+        _ if value.starts_with("ngram-") => Means("--speculate", "ngram"),
+        _ => Say(DRAFTS),
+    })
+}
+
 fn reasoning(value: &str) -> Option<Instead> {
     match value {
         "on" | "true" => Some(Means("--chat-template-kwargs", "{\"enable_thinking\": true}")),

@@ -76,6 +76,12 @@ fn flags_are_called_by_their_names_here() {
         ("generate -p x --list-devices -m y", "devices"),
         ("--list-devices", "devices"),
         ("generate -ctk f16 -p x -mg 0 -sm none", "generate --cache-type-k f16 -p x"),
+        (
+            "generate -p x -md y --spec-draft-n-max 5 --draft-n-min 2",
+            "generate -p x --draft-model y --draft-max 5 --draft-min 2",
+        ),
+        ("generate -p x --spec-type ngram-simple", "generate -p x --speculate=ngram"),
+        ("chat --mtp", "chat --speculate=mtp"),
         ("quantize -ctk q8_0 -m x -o y", "quantize -m x -o y"),
         (
             "llama-server -m x --port 9 -np 4 -c 64 --api-key k",
@@ -118,7 +124,8 @@ fn what_is_not_here_is_answered() {
         ("generate -mu https://example.org/x.gguf", "download the file"),
         ("generate -mg 1", "--device cuda:1"),
         ("generate -temp 0.5", "--temp"),
-        ("generate -ctkd f16", "speculative"),
+        ("generate -ctkd f16", "--draft-model"),
+        ("generate --spec-type draft-eagle3", "--speculate ngram"),
         ("generate --dry-anything 1", "--temp"),
         ("generate --mirostat 2", "--temp"),
         ("quantize -m x -o y --dtype float16", "--learn"),

@@ -100,7 +100,7 @@ const LATENT: &[Key] = &[
     Key::no_effect("seq_aux"),
     // Masks are read from it in other models; here no layer has a window.
     Key::no_effect("sliding_window"),
-    // Multi-token prediction, which is not computed.
+    // Multi-token prediction: `Predictor` looks for its tensors.
     Key::no_effect("num_nextn_predict_layers"),
     Key::no_effect("num_mtp_layers"),
     Key::no_effect("auto_map"),

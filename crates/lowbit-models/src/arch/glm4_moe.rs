@@ -1,7 +1,7 @@
 //! GLM-4.5, 4.6 and Air: experts chosen by sigmoids with a bias, a shared expert without a gate,
 //! and dense layers before them; half of each head rotated. The layers that predict further tokens
-//! are left in the file. Source: transformers 5.24 `models/glm4_moe`; mlx-lm 0.32
-//! `models/glm4_moe.py`; llama.cpp `src/models/glm4-moe.cpp`.
+//! are a [`Predictor`](crate::Predictor)'s. Source: transformers 5.24 `models/glm4_moe`; mlx-lm
+//! 0.32 `models/glm4_moe.py`; llama.cpp `src/models/glm4-moe.cpp`.
 
 use super::biases::{Biases, Promise, QKV};
 use super::{Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder};
@@ -70,7 +70,7 @@ const KEYS: &[Key] = &[
     // mlx-lm's names of what this architecture always does.
     Key::only("scoring_func", &[Text("sigmoid")]),
     Key::only("topk_method", &[Text("noaux_tc")]),
-    // Multi-token prediction, which is not computed.
+    // Multi-token prediction: `Predictor` looks for its tensors.
     Key::no_effect("num_nextn_predict_layers"),
     Key::no_effect("num_mtp_layers"),
 ];

@@ -60,6 +60,10 @@ pub(super) const OFFSET_NORMS: OffsetNorms = OffsetNorms {
         ".enorm",
         ".hnorm",
         ".shared_head.norm",
+        // The same as they are published.
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.norm",
     ],
 };
 

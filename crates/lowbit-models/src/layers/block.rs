@@ -1,3 +1,4 @@
+use super::verify::{DraftRows, Span, StateRows};
 use super::{
     Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, LatentAttention, LayerInput, LayerNorms,
     LayerSpec, Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
@@ -143,6 +144,31 @@ impl Block {
             Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),
             // A state without values.
             Mixer::None => DeltaCache::of_convolution([1, 0, 0], device).map(LayerCache::DeltaNet),
+        }
+    }
+
+    /// True if the mixer is a recurrence.
+    pub(crate) fn recurs(&self) -> bool {
+        matches!(self.mixer, Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_))
+    }
+
+    /// Moves a recurrence's states on by these inputs, which an earlier pass has computed: see
+    /// [`DraftRows`].
+    ///
+    /// # Errors
+    /// Those of the ops; [`wrong_cache`] for the cache or the inputs of another kind of layer.
+    pub(crate) fn catch_up(
+        &self,
+        inputs: &[Tensor],
+        rows: StateRows<'_>,
+        cache: &mut LayerCache,
+    ) -> Result<(), KernelError> {
+        let LayerCache::DeltaNet(states) = cache else { return Err(wrong_cache()) };
+        match &self.mixer {
+            Mixer::DeltaNet(mixer) => mixer.catch_up(inputs, rows, states),
+            Mixer::ShortConv(mixer) => mixer.catch_up(inputs, rows, states),
+            Mixer::Mamba2(mixer) => mixer.catch_up(inputs, rows, states),
+            Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::None => Err(wrong_cache()),
         }
     }
 
@@ -325,6 +351,8 @@ pub struct Step {
     /// The sequences' places in a pool, if their caches are there: each layer then has one cache,
     /// the pool's.
     pub(crate) pool: Option<PoolRows>,
+    /// Set if the rows are the last token of one sequence and those drafted after it.
+    pub(crate) drafts: Option<DraftRows>,
 }
 
 /// The places of sequences in a [`CachePool`](crate::CachePool). In tensors, as in [`Span`].
@@ -420,18 +448,12 @@ impl SpanWindow {
     }
 }
 
-/// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
-#[derive(Clone, Debug)]
-pub struct Span {
-    /// Their rows of the pass.
-    pub rows: Range<usize>,
-    /// u32 `[T]`.
-    pub positions: Tensor,
-    /// u32 `[0, T]`.
-    pub cu_seqlens: Tensor,
-}
-
 impl Step {
+    /// Sequences whose caches are their own.
+    fn of(spans: Vec<Span>) -> Self {
+        Self { spans, tape: None, whole: None, pool: None, drafts: None }
+    }
+
     /// For each sequence, the tokens that it has seen and those that come now.
     pub(crate) fn new(
         sequences: impl IntoIterator<Item = (usize, usize)>,
@@ -448,7 +470,7 @@ impl Step {
                 cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
             })
         });
-        Ok(Self { spans: spans.collect::<Result<_, KernelError>>()?, tape: None, whole: None, pool: None })
+        Ok(Self::of(spans.collect::<Result<_, KernelError>>()?))
     }
 
     /// Whole sequences of these lengths, whose caches are not read afterwards.
@@ -468,7 +490,22 @@ impl Step {
 
     /// One token of one sequence, whose place the tensors of a [`Span`] say.
     pub(crate) fn one(positions: Tensor, cu_seqlens: Tensor) -> Self {
-        Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None, pool: None }
+        Self::of(vec![Span { rows: 0..1, positions, cu_seqlens }])
+    }
+
+    /// The last token of a sequence and those drafted after it, at these positions, u32 `[T]`: see
+    /// [`DraftRows`].
+    pub(crate) fn drafts(positions: &Tensor) -> Result<Self, KernelError> {
+        let tokens = positions.len();
+        let cu_seqlens = Tensor::new(&[0, tokens as u32], &[2], positions.device())?;
+        let drafts = Some(DraftRows::new(positions)?);
+        let whole = Span { rows: 0..tokens, positions: positions.clone(), cu_seqlens };
+        Ok(Self { drafts, ..Self::of(vec![whole]) })
+    }
+
+    /// The inputs of the recurrences of a pass over [drafts](Self::drafts), in the layers' order.
+    pub(crate) fn recurrences(&self) -> Vec<Vec<Tensor>> {
+        self.drafts.as_ref().map(DraftRows::take_inputs).unwrap_or_default()
     }
 
     /// Tokens of sequences in a pool, in turns: a sequence's next piece is in the next turn.
@@ -497,7 +534,7 @@ impl Step {
             let (slots, cu_seqlens) = (new(&slots)?, new(&offsets)?);
             pool.turns.push(PoolTurn { rows: first..end, slots, cu_seqlens, marks });
         }
-        Ok(Self { spans: vec![], tape: None, whole: None, pool: Some(pool) })
+        Ok(Self { pool: Some(pool), ..Self::of(vec![]) })
     }
 
     /// One token of each of many sequences in a pool, whose pages are the rows of the tables: the
@@ -513,12 +550,7 @@ impl Step {
         let parts = vec![PagedRows { rows: rows.clone(), positions: positions.clone(), table, window }];
         let turns = vec![PoolTurn { rows: rows.clone(), slots, cu_seqlens, marks: vec![] }];
         let ends = rows.map(|row| row + 1).collect();
-        Self {
-            spans: vec![],
-            tape: None,
-            whole: None,
-            pool: Some(PoolRows { positions, parts, turns, ends }),
-        }
+        Self { pool: Some(PoolRows { positions, parts, turns, ends }), ..Self::of(vec![]) }
     }
 
     /// The end of each sequence's rows.
@@ -527,22 +559,26 @@ impl Step {
         self.spans.iter().map(|span| span.rows.end).chain(in_pool)
     }
 
-    /// The results of `mix` for the rows of `xs`, from the sequences' offsets, their slots if the
-    /// states are a pool's, and their states: all at once where these lie together. `new` makes the
-    /// states of so many sequences that begin.
+    /// The results of `mix` for the rows of `xs`, from the sequences' places and their states: all
+    /// at once where these lie together. `new` makes the states of so many sequences that begin.
     pub(crate) fn with_states<const N: usize>(
         &self,
         xs: [&Var; N],
         caches: &mut [&mut LayerCache],
         new: impl FnOnce(usize) -> Result<DeltaCache, KernelError>,
-        mut mix: impl FnMut([&Var; N], (&Tensor, Option<&Tensor>), &mut DeltaCache) -> Result<Var, KernelError>,
+        mut mix: impl FnMut([&Var; N], StateRows<'_>, &mut DeltaCache) -> Result<Var, KernelError>,
     ) -> Result<Var, KernelError> {
+        if let (Some(drafts), [span], [LayerCache::DeltaNet(states)]) =
+            (&self.drafts, &self.spans[..], &mut *caches)
+        {
+            return drafts.recurrence(xs, &span.cu_seqlens, &*states, mix);
+        }
         match (&self.whole, &self.pool, &mut *caches) {
-            (Some(cu_seqlens), ..) => mix(xs, (cu_seqlens, None), &mut new(self.spans.len())?),
+            (Some(cu_seqlens), ..) => mix(xs, StateRows::of(cu_seqlens), &mut new(self.spans.len())?),
             (None, Some(rows), [LayerCache::DeltaNet(states)]) => rows.in_turns(xs, states, mix),
             (None, Some(_), _) => Err(wrong_cache()),
             (None, None, _) => self.each(xs, caches, |xs, span, cache| match cache {
-                LayerCache::DeltaNet(states) => mix(xs, (&span.cu_seqlens, None), states),
+                LayerCache::DeltaNet(states) => mix(xs, StateRows::of(&span.cu_seqlens), states),
                 LayerCache::Attention(_) => Err(wrong_cache()),
             }),
         }
@@ -556,7 +592,10 @@ impl Step {
         mut mix: impl FnMut([&Var; N], &Span, &mut LayerCache) -> Result<Var, KernelError>,
     ) -> Result<Var, KernelError> {
         if let ([span], [cache]) = (&self.spans[..], &mut *caches) {
-            return mix(xs, span, cache);
+            return match &self.drafts {
+                Some(drafts) => drafts.each(xs, &mut **cache, mix),
+                None => mix(xs, span, cache),
+            };
         }
         let ranges: Vec<_> = self.spans.iter().map(|span| span.rows.clone()).collect();
         let parts = shapes::each(xs.map(|x| shapes::split_rows(x, &ranges)))?;
@@ -572,10 +611,10 @@ impl PoolRows {
         &self,
         xs: [&Var; N],
         states: &mut DeltaCache,
-        mut mix: impl FnMut([&Var; N], (&Tensor, Option<&Tensor>), &mut DeltaCache) -> Result<Var, KernelError>,
+        mut mix: impl FnMut([&Var; N], StateRows<'_>, &mut DeltaCache) -> Result<Var, KernelError>,
     ) -> Result<Var, KernelError> {
         let mut run = |xs: [&Var; N], PoolTurn { slots, cu_seqlens, marks, .. }: &PoolTurn| {
-            let y = mix(xs, (cu_seqlens, Some(slots)), states)?;
+            let y = mix(xs, StateRows { slots: Some(slots), ..StateRows::of(cu_seqlens) }, states)?;
             states.mark(marks)?;
             Ok::<_, KernelError>(y)
         };

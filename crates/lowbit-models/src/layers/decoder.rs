@@ -1,6 +1,8 @@
 use super::block::{alone, constant_row, scaled};
 use super::tied::{head_prefix, is_headless, is_tied};
-use super::{Block, DecoderSpec, Embedding, LayerEmbeddings, Linear, Multipliers, Residual, RmsNorm, Step};
+use super::{
+    Block, DecoderSpec, Embedding, LayerEmbeddings, Linear, Multipliers, Residual, RmsNorm, StateRows, Step,
+};
 use crate::cache::{Cache, LayerCache};
 use crate::names::LM_HEAD;
 use crate::tape::ops::{add, softcap};
@@ -216,6 +218,25 @@ impl Decoder {
             cache.finish(span.rows.len())?;
         }
         Ok(x)
+    }
+
+    /// Moves the recurrences' states in `cache` on by `inputs`, those of a pass over
+    /// [drafts](Step::drafts): by all rows of `rows`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn catch_up(
+        &self,
+        inputs: &[Vec<Tensor>],
+        rows: StateRows<'_>,
+        cache: &mut Cache,
+    ) -> Result<(), KernelError> {
+        let layers = cache.reserve(0, || self.layer_caches(rows.cu_seqlens.device()))?;
+        let recurrences = self.blocks.iter().enumerate().filter(|(_, block)| block.recurs());
+        let mut each = recurrences.zip(inputs);
+        each.try_for_each(|((index, block), inputs)| {
+            block.catch_up(inputs, rows, &mut layers[self.places[index]])
+        })
     }
 
     /// As [`Self::run`], for sequences whose caches are in a pool, which has these `layers`.

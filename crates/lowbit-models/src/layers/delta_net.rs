@@ -1,3 +1,4 @@
+use super::verify::{StateRows, vars};
 use super::{Linear, MergedLinear, PartInput, RmsNorm, Step};
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{
@@ -196,20 +197,29 @@ impl GatedDeltaNet {
         let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
         let device = qkv.tensor().device();
         let new = |sequences| DeltaCache::new(config, sequences, device);
-        let mix = |inputs: [&Var; 3], places: (&Tensor, Option<&Tensor>), states: &mut DeltaCache| {
-            self.mix(inputs, places, states)
-        };
+        let mix =
+            |inputs: [&Var; 3], rows: StateRows<'_>, states: &mut DeltaCache| self.mix(inputs, rows, states);
         let o = step.with_states([&qkv, &a, &b], caches, new, mix)?;
         let o = shapes::reshape(&o, &[tokens, config.value_dim()])?;
         Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z))?))
     }
 
-    /// The convolution and the rule for sequences with these offsets and states, `[T, Hv, Dv]`.
-    /// With slots, the states are a pool's.
+    /// As [`Block::catch_up`](super::Block::catch_up).
+    pub(super) fn catch_up(
+        &self,
+        inputs: &[Tensor],
+        rows: StateRows<'_>,
+        states: &mut DeltaCache,
+    ) -> Result<(), KernelError> {
+        let [qkv, a, b] = vars(inputs)?;
+        self.mix([&qkv, &a, &b], rows, states).map(drop)
+    }
+
+    /// The convolution and the rule for sequences at these places, `[T, Hv, Dv]`.
     fn mix(
         &self,
         [qkv, a, b]: [&Var; 3],
-        (cu_seqlens, slots): (&Tensor, Option<&Tensor>),
+        StateRows { cu_seqlens, slots, form }: StateRows<'_>,
         cache: &mut DeltaCache,
     ) -> Result<Var, KernelError> {
         let (tokens, config) = (qkv.dim(0), &self.config);
@@ -223,6 +233,7 @@ impl GatedDeltaNet {
             qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
             head_map: config.head_map,
             exact: self.exact,
+            form,
             ..GatedDeltaRule::new(config.linear_key_head_dim)
         };
         let (q, k) = (shapes::reshape(&q, &keys)?, shapes::reshape(&k, &keys)?);

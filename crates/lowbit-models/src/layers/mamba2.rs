@@ -1,3 +1,4 @@
+use super::verify::{StateRows, vars};
 use super::{Linear, MergedLinear, PartInput, RmsNorm, Step};
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{
@@ -274,20 +275,29 @@ impl Mamba2 {
         let (sum, [z, channels, dt]) = self.in_proj.forward_sum(x)?;
         let device = channels.tensor().device();
         let new = |sequences| self.states(sequences, device);
-        let mix = |inputs: [&Var; 2], places: (&Tensor, Option<&Tensor>), states: &mut DeltaCache| {
-            self.mix(inputs, places, states)
-        };
+        let mix =
+            |inputs: [&Var; 2], rows: StateRows<'_>, states: &mut DeltaCache| self.mix(inputs, rows, states);
         let y = step.with_states([&channels, &dt], caches, new, mix)?;
         let y = self.norm.forward(&ops::glu(&y, &z, Gate::Silu)?)?;
         Ok((sum, self.out_proj.forward(&y)?))
     }
 
-    /// The convolution and the rule for sequences with these offsets and states,
-    /// `[T, num_heads * head_dim]`. With slots, the states are a pool's.
+    /// As [`Block::catch_up`](super::Block::catch_up).
+    pub(super) fn catch_up(
+        &self,
+        inputs: &[Tensor],
+        rows: StateRows<'_>,
+        states: &mut DeltaCache,
+    ) -> Result<(), KernelError> {
+        let [channels, dt] = vars(inputs)?;
+        self.mix([&channels, &dt], rows, states).map(drop)
+    }
+
+    /// The convolution and the rule for sequences at these places, `[T, num_heads * head_dim]`.
     fn mix(
         &self,
         [channels, dt]: [&Var; 2],
-        (cu_seqlens, slots): (&Tensor, Option<&Tensor>),
+        StateRows { cu_seqlens, slots, form }: StateRows<'_>,
         cache: &mut DeltaCache,
     ) -> Result<Var, KernelError> {
         let (tokens, config) = (channels.dim(0), &self.config);
@@ -308,7 +318,7 @@ impl Mamba2 {
             cu_seqlens,
             slots,
         };
-        let rule = GatedDeltaRule { exact: self.exact, ..GatedDeltaRule::additive() };
+        let rule = GatedDeltaRule { exact: self.exact, form, ..GatedDeltaRule::additive() };
         let y = ops::additive_rule(&inputs, &mut cache.state, &rule)?;
         let y = shapes::reshape(&y, &[tokens, config.inner_size()])?;
         ops::add(&y, &ops::mul(&x, &self.skip.value.clone().into())?)

@@ -16,6 +16,7 @@ mod rope;
 mod short_conv;
 mod spec;
 mod tied;
+mod verify;
 
 pub use attention::{Attention, AttentionConfig, HeadNorms, QueryScale};
 pub use block::{Block, Residual, Step, wrong_cache};
@@ -34,3 +35,4 @@ pub(crate) use rope::latent_scale;
 pub use rope::{RopeKind, STILL, rope_params, rope_params_of, sections_cover};
 pub use short_conv::{ShortConv, ShortConvConfig};
 pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, Multipliers};
+pub(crate) use verify::StateRows;

@@ -8,7 +8,7 @@ use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::ops::{Gate, RouterParams, RouterScores, dequant_gather, streams_experts};
-use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
 #[derive(Clone, Debug)]
@@ -327,15 +327,15 @@ impl SparseMoe {
     /// Those of the ops.
     pub fn forward_routed(&self, x: &Var, routed: &Var) -> Result<Var, KernelError> {
         let (logits, shared) = match &self.router {
-            Router::Alone(router) => (router.forward(routed)?, None),
+            Router::Alone(router) => (logits(routed, router)?, None),
             Router::Gated(shared) => {
                 let (gates, expert) = &**shared;
-                let [logits, gate] = gates.forward(routed)?;
+                let [logits, gate] = in_threes(routed, |x| gates.forward(x))?;
                 (logits, Some((Some(gate), expert)))
             }
             Router::Ungated(shared) => {
                 let (router, expert) = &**shared;
-                (router.forward(routed)?, Some((None, expert)))
+                (logits(routed, router)?, Some((None, expert)))
             }
         };
         let (among, apart) = match self.experts.takes_shared(x, self.params.top_k) {
@@ -364,6 +364,41 @@ impl SparseMoe {
         let factors = dequant_gather(factors, ids, FloatType::F32)?;
         ops::mul(&weights, &factors.reshape(weights.tensor().shape())?.into())
     }
+}
+
+fn logits(x: &Var, router: &Linear) -> Result<Var, KernelError> {
+    let [logits] = in_threes(x, |x| Ok([router.forward(x)?]))?;
+    Ok(logits)
+}
+
+/// Rows of x up to which a router's product on a CPU does not depend on the rows beside a row.
+const FEW: usize = 16;
+
+/// The products of a router with `x`, `[T, H]`. A router's are exact, and those of one row, of a
+/// few and of many add up in different orders on a CPU: few rows are multiplied two or three at a
+/// time, so that each has the same bits alone and among others.
+fn in_threes<const N: usize>(
+    x: &Var,
+    product: impl Fn(&Var) -> Result<[Var; N], KernelError>,
+) -> Result<[Var; N], KernelError> {
+    let tokens = x.dim(0);
+    let is_cpu = matches!(x.tensor().device(), Device::Cpu(_));
+    if !is_cpu || x.tape().is_some() || !(1..=FEW).contains(&tokens) || [2, 3].contains(&tokens) {
+        return product(x);
+    }
+    let mut parts: [Vec<Var>; N] = std::array::from_fn(|_| vec![]);
+    for start in (0..tokens).step_by(3) {
+        let rows = x.tensor().rows(start, tokens.min(start + 3))?;
+        let ys = match rows.dim(0) {
+            1 => {
+                let two = shapes::rows_joined(&[rows.clone(), rows])?;
+                shapes::each(product(&two.into())?.map(|y| y.tensor().rows(0, 1)))?.map(Var::from)
+            }
+            _ => product(&rows.into())?,
+        };
+        parts.iter_mut().zip(ys).for_each(|(part, y)| part.push(y));
+    }
+    shapes::each(parts.map(|part| shapes::join_rows(&part)))
 }
 
 /// [`SparseMoe::factors`].

@@ -1,3 +1,4 @@
+use super::verify::{StateRows, vars};
 use super::{Linear, MergedLinear, PartInput, Step};
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{SHORT_CONV, SHORT_CONV_IN, SHORT_CONV_OUT};
@@ -67,6 +68,28 @@ impl ShortConv {
         outline.word("conv_L_cache", self.config.conv_L_cache);
     }
 
+    /// As [`Block::catch_up`](super::Block::catch_up).
+    pub(super) fn catch_up(
+        &self,
+        inputs: &[Tensor],
+        rows: StateRows<'_>,
+        states: &mut DeltaCache,
+    ) -> Result<(), KernelError> {
+        let [x] = vars(inputs)?;
+        self.convolved(&x, rows, states).map(drop)
+    }
+
+    /// The convolution for sequences at these places.
+    fn convolved(
+        &self,
+        x: &Var,
+        StateRows { cu_seqlens, slots, .. }: StateRows<'_>,
+        states: &mut DeltaCache,
+    ) -> Result<Var, KernelError> {
+        let states = SlotState { state: &mut states.conv, slots };
+        ops::causal_conv1d(x, &self.conv, states, cu_seqlens, None)
+    }
+
     /// T tokens, whose input is a sum or the norm of one, `[T, hidden_size]`. Returns that sum and
     /// the result, of the same shape; each sequence's cache advances by its tokens.
     ///
@@ -83,10 +106,7 @@ impl ShortConv {
         let x = ops::mul(&b, &x)?;
         let device = x.tensor().device();
         let conv =
-            |[x]: [&Var; 1], (cu_seqlens, slots): (&Tensor, Option<&Tensor>), states: &mut DeltaCache| {
-                let states = SlotState { state: &mut states.conv, slots };
-                ops::causal_conv1d(x, &self.conv, states, cu_seqlens, None)
-            };
+            |[x]: [&Var; 1], rows: StateRows<'_>, states: &mut DeltaCache| self.convolved(x, rows, states);
         let y = step.with_states([&x], caches, |sequences| self.states(sequences, device), conv)?;
         Ok((sum, self.out_proj.forward(&ops::mul(&c, &y)?)?))
     }

@@ -19,7 +19,6 @@ use lowbit_files::{Checkpoint, Layout, Stored, TensorView, Tokenizer, Unwritten,
 use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
 use lowbit_models::arch::{self, Extra};
-use lowbit_models::names::NEXTN;
 use mix::{Facts, Part, Place};
 use std::io::{BufWriter, Seek, Write};
 use std::path::Path;
@@ -236,7 +235,7 @@ struct Converted {
 fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let Computed { checkpoint, config, architecture, .. } = computed;
     // MLX's norms have their 1 already, but not all of those that predict further tokens.
-    let keeps = architecture.gguf_name(NEXTN[0].0).is_some() && checkpoint.layout() == Layout::HuggingFace;
+    let keeps = mlx::keeps_predictors(architecture) && checkpoint.layout() == Layout::HuggingFace;
     let predictors = if keeps { mlx::predictors(checkpoint) } else { 0 };
     let tensors = convert::tensors(computed, predictors)?;
     let mut metadata = metadata::metadata(computed, predictors, &tensors)?;

@@ -1,9 +1,10 @@
 //! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
 
+use super::speculation::ForcedReply;
 use super::{Arguments, GENERATED, print_figures};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
-use lowbit::{GenerationOptions, Model, Session, dry_generation};
+use lowbit::{GenerationOptions, Model, Session, dry_generation, dry_speculation};
 use lowbit_kernels::bench::Times;
 use lowbit_kernels::ops::argmax;
 use lowbit_models::ModelError;
@@ -37,6 +38,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (target, checkpoint) = (arguments.model.target()?, arguments.model.open()?);
     let model = ModelOptions::load_opened(&checkpoint, &target, |model| compiled(arguments, model))?;
     check(arguments, &model)?;
+    let predictor = arguments.guesses.predictor(&checkpoint, &model)?;
     let mut figures = vec![];
     let mut session = Session::new(&model);
     for &depth in &arguments.depth {
@@ -49,6 +51,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let tokens = generated(arguments);
         let run = || generation_seconds(&mut session, &text, tokens);
         figures.push(measure(arguments, "generate", (tokens, depth), run)?);
+        if arguments.guesses.draft_accept.is_some() {
+            let mut reply = ForcedReply::new(arguments, &model, predictor.as_ref(), (&text, tokens))?;
+            figures.push(measure(arguments, "speculate", (tokens, depth), || reply.seconds())?);
+        }
     }
     if arguments.json {
         print_figures(&figures, checkpoint.path(), model.device())?;
@@ -91,7 +97,11 @@ fn measure(
 fn compiled(arguments: &Arguments, model: &Model) -> Result<(), ModelError> {
     let options = GenerationOptions::default().with_max_tokens(generated(arguments));
     for &depth in &arguments.depth {
-        dry_generation(model, &[if depth == 0 { PROMPT } else { depth }], &options)?;
+        let before = [if depth == 0 { PROMPT } else { depth }];
+        dry_generation(model, &before, &options)?;
+        if arguments.guesses.draft_accept.is_some() {
+            dry_speculation(model, &before, &options, arguments.guesses.most())?;
+        }
         for &tokens in prompts(arguments) {
             dry_generation(model, &[depth, tokens], &options)?;
         }

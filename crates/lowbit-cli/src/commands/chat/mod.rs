@@ -7,6 +7,7 @@ use crate::form::{Form, FormOptions};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions};
 use crate::sampling::{Sampling, SamplingOptions};
+use crate::speculation::SpeculationOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, json, out};
 use command::Command;
@@ -23,6 +24,8 @@ pub struct Arguments {
     system_prompt: Option<String>,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    speculation: SpeculationOptions,
     #[command(flatten)]
     reply: ReplyOptions,
     #[command(flatten)]
@@ -50,13 +53,17 @@ enum Overflow {
 /// it clears the line, and pressed twice on an empty one it ends the chat.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.check()?;
+    arguments.speculation.check()?;
     let form = arguments.form.read()?;
     let interrupts = Interrupts::listen()?;
     let opened = arguments.model.open_to_chat()?;
     let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
-    let loaded =
-        opened.with_context(arguments.reply.limit()).load(|model| dry_chat(model, sampling.first()))?;
+    let loaded = opened.with_context(arguments.reply.limit()).load(|model| {
+        dry_chat(model, sampling.first())?;
+        arguments.speculation.compile(model, &[24, 96], sampling.first())
+    })?;
     let context = arguments.reply.context(&loaded)?;
+    let guesses = arguments.speculation.load(&arguments.model, &loaded)?;
     let template = arguments.template.load(&loaded.checkpoint)?;
     if template.is_none() {
         if arguments.system_prompt.is_some() {
@@ -72,6 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut chat = Chat::new(arguments, &loaded, template.as_ref(), (sampling, context));
     chat.form = form.map(|form| Form::new(form, &loaded, chat.said.syntax())).transpose()?;
     chat.is_typed = lines.is_terminal();
+    chat.said.speculate(guesses.as_ref().map(|guesses| guesses.speculation(&loaded.model)).transpose()?);
     let mut asked_to_end = false;
     loop {
         match lines.next(&interrupts)? {
@@ -237,7 +245,7 @@ impl<'m> Chat<'m> {
         let Some(reply) = reply? else { return Err("there is no answer yet".into()) };
         self.replies += 1;
         let reply = Reply::new(reply, self.said.session().tokens(), self.loaded, &self.arguments.reply)?;
-        let reply = reply.with_seed(&sampling);
+        let reply = reply.with_seed(&sampling).with_guesses(self.arguments.speculation.is_on());
         if self.arguments.json {
             return json::print("chat", &reply);
         }
