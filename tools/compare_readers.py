@@ -59,7 +59,10 @@ def of_mlx_lm(path: Path, ids: list[int]) -> float:
 
 
 def of_transformers(path: Path, ids: list[int]) -> float:
-    tensors = gguf.GGUFReader(path).tensors
+    reader = gguf.GGUFReader(path)
+    tensors = reader.tensors
+    if "gemma2.attn_logit_softcapping" in reader.fields:
+        raise ValueError("the soft caps and the factor of scores are passed over")
     for tensor in tensors:
         gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     if any(tensor.name == "rope_freqs.weight" for tensor in tensors):

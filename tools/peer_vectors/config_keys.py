@@ -36,6 +36,7 @@ MODEL_TYPES = [
     "qwen3_5_moe_text",
     "qwen3_vl",
     "qwen3_vl_text",
+    "gemma2",
     "gemma3",
     "granite",
     "granitemoehybrid",

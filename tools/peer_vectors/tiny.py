@@ -1123,6 +1123,39 @@ def gemma3_text(**fields) -> dict:
     }
 
 
+def gemma2() -> Tiny:
+    """A window in every other layer, and caps that bend scores and logits."""
+    config = {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": 2.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 12.0,
+        "head_dim": 24,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 64,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 24,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 21,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 303,
+    }
+    return Tiny("gemma2", config, gguf_pre_tokenizer="default")
+
+
 def gemma4_text(**fields) -> dict:
     """Two layers with a window to one without, each kind with heads of its own size."""
     return {
@@ -1441,6 +1474,7 @@ def all_tiny() -> list[Tiny]:
         seed_oss(),
         mistral_small(),
         ministral3(),
+        gemma2(),
         gemma3(),
         granite(),
         granite_hybrid(),

@@ -30,6 +30,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "seed_oss": tiny.seed_oss,
     "mistral3": tiny.mistral_small,
     "ministral3": tiny.ministral3,
+    "gemma2": tiny.gemma2,
     "gemma3": tiny.gemma3,
     "gemma4": tiny.gemma4,
     "gemma4_moe": tiny.gemma4_moe,

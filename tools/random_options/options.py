@@ -14,7 +14,7 @@ EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral", "gp
 LOCAL_EXPERTS = ("mixtral", "gpt_oss", "minimax_m2")
 # Those whose windows have no switch.
 GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")
-ALWAYS_WINDOWED = (*GEMMA4, "gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
+ALWAYS_WINDOWED = (*GEMMA4, "gemma2", "gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
 WINDOWED = (*ALWAYS_WINDOWED, "qwen3", "qwen3_moe", "qwen2", "smollm3")
 SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
 SIGMOIDS = ("glm4_moe", "lfm2_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v2")
@@ -24,7 +24,7 @@ LATENT = ("glm4_moe_lite", "deepseek_v3", "deepseek_v2")
 MAMBA = ("granitemoehybrid",)
 HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3", "olmo2", "olmo3", "exaone4")
 # Those that have layers with windows and others.
-MIXED = ("gemma3", "gpt_oss", "qwen3", "qwen2", "smollm3", "olmo3", "exaone4")
+MIXED = ("gemma2", "gemma3", "gpt_oss", "qwen3", "qwen2", "smollm3", "olmo3", "exaone4")
 # Those for which GGUF's readers take it that heads make up the hidden size.
 HIDDEN_OF_HEADS = ("olmo2", "olmo3", "exaone4")
 ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
@@ -86,6 +86,13 @@ def heads(case: Case, r: random.Random) -> None:
         text["global_head_dim"] = r.choice([4, 8, 16, 24, 40, 48, 96])
         text["num_global_key_value_heads"] = r.choice([None, 1, kv_heads, text["num_attention_heads"]])
         text["final_logit_softcapping"] = r.choice([None, 30.0, 30.0, 5.0])
+    if case.architecture == "gemma2":
+        text["query_pre_attn_scalar"] = r.choice([16, 24, 100])
+        text["attn_logit_softcapping"] = r.choice([50.0, 50.0, 2.0, 0.5, None if r.random() < 0.3 else 1.0])
+        text["final_logit_softcapping"] = r.choice([30.0, 30.0, 5.0, None if r.random() < 0.3 else 2.0])
+    if case.architecture in ("gemma2", "gemma3") and r.random() < 0.9:
+        # transformers wants it of these two.
+        text["hidden_size"] += -text["hidden_size"] % text["num_attention_heads"]
     if "query_pre_attn_scalar" in text and r.random() < 0.6:
         # As in all published models but one; GGUF has no key for another.
         text["query_pre_attn_scalar"] = text["head_dim"]

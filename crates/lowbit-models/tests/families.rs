@@ -1,5 +1,5 @@
-//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 4, DeepSeek and GLM-4.7-Flash that peers
-//! understand otherwise are refused.
+//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 2 and 4, DeepSeek and GLM-4.7-Flash that
+//! peers understand otherwise are refused.
 
 use serde_json::{Map, Value, json};
 use tiny::{Tiny, logits};
@@ -171,6 +171,33 @@ fn layers_of_glm_4_7_without_experts() {
     assert_refused("glm4_moe_lite", &short, ["mlp_layer_types is a list of 1", "num_hidden_layers is 3"]);
     let odd = listed(json!(["dense", "x", "sparse"]));
     assert_refused("glm4_moe_lite", &odd, ["mlp_layer_types[1]", "dense and sparse"]);
+}
+
+#[test]
+fn gemma_2_caps_scores_and_logits() {
+    let plain = changed("gemma2", &|_| ()).unwrap();
+    for (key, default) in [("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)] {
+        assert_ne!(changed("gemma2", &set(key, Value::Null)).unwrap(), plain, "{key}");
+        let missing = changed("gemma2", &|config| drop(config.remove(key))).unwrap();
+        assert_eq!(missing, changed("gemma2", &set(key, json!(default))).unwrap(), "{key}");
+        assert_ne!(missing, plain, "{key}");
+        assert_refused("gemma2", &set(key, json!(0)), [key, "above 0"]);
+        assert_refused("gemma2", &set(key, json!(-2.0)), [key, "above 0"]);
+    }
+    assert_refused("gemma2", &set("use_bidirectional_attention", json!(true)), ["bidirectional", "true"]);
+}
+
+#[test]
+fn every_other_layer_of_gemma_2_has_a_window() {
+    let plain = changed("gemma2", &|_| ()).unwrap();
+    let [sliding, full] = ["sliding_attention", "full_attention"];
+    let types = |kinds: [&str; 3]| changed("gemma2", &set("layer_types", json!(kinds))).unwrap();
+    assert_eq!(types([sliding, full, sliding]), plain);
+    assert_ne!(types([full, sliding, full]), plain);
+    assert_ne!(changed("gemma2", &set("sliding_window", json!(2))).unwrap(), plain);
+    assert_ne!(changed("gemma2", &set("query_pre_attn_scalar", json!(100))).unwrap(), plain);
+    let wants = ["sliding_window", "layer 0 has a window"];
+    assert_refused("gemma2", &set("sliding_window", Value::Null), wants);
 }
 
 #[test]

@@ -16,16 +16,17 @@ use support::{load, root};
 /// Tokens of the models' contexts that tests use.
 const CONTEXT: usize = 320;
 
-/// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, norms in all places,
-/// latents, caches that layers share. On a GPU all of them, or on software that stands for one
-/// those with caches of a kind of their own.
+/// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, capped scores, norms
+/// in all places, latents, caches that layers share. On a GPU all of them, or on software that
+/// stands for one those with caches of a kind of their own.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
     let experts = "qwen3_5_moe-mlx-4bit";
     let caches = ["qwen3_5", "granite_hybrid", "deepseek_v3", "gemma4_small"];
-    let others = ["qwen3", experts, "gpt_oss", "gemma3", "gemma4", "gemma4_moe", "olmo3", "hunyuan"];
+    let others =
+        ["qwen3", experts, "gpt_oss", "gemma2", "gemma3", "gemma4", "gemma4_moe", "olmo3", "hunyuan"];
     let names = [&others[..], &caches].concat();
     #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
     let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();

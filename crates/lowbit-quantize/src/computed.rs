@@ -237,6 +237,15 @@ impl<'a> Computed<'a> {
         })
     }
 
+    /// The keys that such a model has for soft caps, those of `config.json` and of GGUF, and the
+    /// caps.
+    pub fn softcaps(&self) -> impl Iterator<Item = (&'static str, Option<f32>)> {
+        let of_scores = self.attention().next().and_then(|attention| attention.softcap);
+        let of_logits = self.outline.spec().multipliers.softcap;
+        let all = [("attn_logit_softcapping", of_scores), ("final_logit_softcapping", of_logits)];
+        all.into_iter().filter(|(key, _)| self.computes(key))
+    }
+
     /// The layers' latent attention, which is the same in all layers.
     pub fn latents(&self) -> Option<&LatentAttentionConfig> {
         self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {

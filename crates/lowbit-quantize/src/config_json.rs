@@ -98,6 +98,7 @@ impl TextConfig<'_> {
                 self.sizes_by_kind()?;
             }
         }
+        self.scale_and_caps()?;
         if source.computes("logits_scaling") {
             self.multipliers()?;
         }

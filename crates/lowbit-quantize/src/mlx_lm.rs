@@ -3,6 +3,7 @@
 use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{RopeScaling, RouterScores};
+use lowbit_models::arch::MlxLm;
 use lowbit_models::layers::{AttentionConfig, MoeConfig};
 
 /// The differences that readers of a new checkpoint should know of, a sentence each.
@@ -11,7 +12,9 @@ use lowbit_models::layers::{AttentionConfig, MoeConfig};
 /// As [`Computed::rope`].
 pub fn differences(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> {
     let mut found = vec![];
-    if computed.outline.has_windows() && computed.architecture.conversion.windows.is_none() {
+    let MlxLm { always_ties, ignores_windows, wants_caps, .. } = computed.architecture.conversion.mlx_lm;
+    let windows = computed.architecture.conversion.windows;
+    if computed.outline.has_windows() && (ignores_windows || windows.is_none()) {
         let what = "attends to all tokens before, although sliding_window says that layers do not";
         found.push(format!("mlx-lm {what}: it computes longer texts otherwise"));
     }
@@ -23,6 +26,13 @@ pub fn differences(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError
         found.push(format!("{what}: it computes otherwise"));
     }
     rotary(computed, &mut found)?;
+    if always_ties && !computed.decoder().tie_word_embeddings {
+        let what = "mlx-lm's output layer of this architecture is the embedding, which it is not here";
+        found.push(format!("{what}: it does not read the checkpoint"));
+    }
+    for (key, _) in computed.softcaps().filter(|(_, cap)| wants_caps && cap.is_none()) {
+        found.push(format!("mlx-lm wants {key}, which is null: it does not compute the checkpoint"));
+    }
     unread(computed, &mut found);
     let path = computed.config.path().display();
     Ok(found.into_iter().map(|found| format!("{path}: {found}")).collect())

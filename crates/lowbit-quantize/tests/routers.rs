@@ -1,5 +1,6 @@
 //! Families between layouts: GLM-4.5, LFM2 and MiniMax-M2 (experts chosen by sigmoids with a bias,
-//! dense layers before them, short convolutions), Olmo, EXAONE and Hunyuan (norms in other places).
+//! dense layers before them, short convolutions), Olmo, EXAONE and Hunyuan (norms in other places),
+//! Gemma (windows, caps, heads of two sizes).
 
 mod support;
 
@@ -280,6 +281,45 @@ fn hunyuan() {
     let warnings = every_layout_computes_the_same("hunyuan", |_| ());
     assert!(warnings.is_empty(), "{warnings:?}");
     every_layout_computes_the_same("hunyuan", |config| config["rope_scaling"] = Value::Null);
+}
+
+#[test]
+fn gemma_2() {
+    let warnings = every_layout_computes_the_same("gemma2", |_| ());
+    assert!(warnings.is_empty(), "{warnings:?}");
+    // Windows elsewhere, and another base.
+    every_layout_computes_the_same("gemma2", |config| {
+        config["layer_types"] = json!(["full_attention", "full_attention", "sliding_attention"]);
+        config["rope_theta"] = json!(500.0);
+        config["attn_logit_softcapping"] = json!(0.5);
+    });
+    let (folder, source) = changed("gemma2", |_| ());
+    let made = folder.path().join("made");
+    let warnings = to(&source, &made, &plain()).unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("attends to all tokens before")), "{warnings:?}");
+    let checkpoint = Checkpoint::open(&made).unwrap();
+    let config = checkpoint.config().unwrap();
+    for (key, want) in [
+        ("attn_logit_softcapping", json!(2.0)),
+        ("final_logit_softcapping", json!(12.0)),
+        ("query_pre_attn_scalar", json!(24)),
+        ("layer_types", json!(["sliding_attention", "full_attention", "sliding_attention"])),
+    ] {
+        assert_eq!(config[key], want, "{key}");
+    }
+    // llama.cpp cannot do without a cap, nor with another factor of scores.
+    for (key, value, want) in [
+        ("attn_logit_softcapping", Value::Null, "softcap of scores"),
+        ("final_logit_softcapping", Value::Null, "softcap of logits"),
+        ("query_pre_attn_scalar", json!(100), "attention scale"),
+    ] {
+        let (folder, source) = changed("gemma2", |config| config[key] = value);
+        let error = to(&source, &folder.path().join("a.gguf"), &gguf()).unwrap_err();
+        assert!(error.contains(want), "{error}");
+        let warnings = to(&source, &folder.path().join("b"), &plain()).unwrap().warnings;
+        let told = warnings.iter().any(|warning| warning.contains(&format!("mlx-lm wants {key}")));
+        assert_eq!(told, key.ends_with("softcapping"), "{warnings:?}");
+    }
 }
 
 #[test]

@@ -47,8 +47,8 @@ pub const GEMMA3: Architecture = Architecture {
 
 const WINDOWS: Windows = Windows { interval: 6, ropes: true, keys: WindowKeys::Interval };
 
-/// All norms; llama.cpp's converter adds the 1.
-const OFFSET_NORMS: OffsetNorms = OffsetNorms {
+/// All norms, those of Gemma 2 too; llama.cpp's converter adds the 1.
+pub(super) const OFFSET_NORMS: OffsetNorms = OffsetNorms {
     layouts: &[Layout::HuggingFace, Layout::Mlx],
     names: &[
         ".input_layernorm",
@@ -95,7 +95,7 @@ const GGUF_KEYS: &[Key] = &[
     Key::only("final_logit_softcapping", &[Float(0.0)]),
 ];
 
-const NORMS: LayerNorms = LayerNorms {
+pub(super) const NORMS: LayerNorms = LayerNorms {
     mixer: Some(INPUT_NORM),
     after_mixer: Some(POST_ATTENTION_NORM),
     feedforward: Some(PRE_FEEDFORWARD_NORM),
@@ -112,7 +112,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     let hidden = sizes.hidden_size;
     let mut full = AttentionConfig::with_rope(config, weights, hidden, rope(RopeKind::Full))?;
     full.head_norm = Some(sizes.rms_norm_eps);
-    full.scale = scale(config, &sizes, &full)?;
+    full.scale = scale(config, &sizes, &full, LAYERS_OF_27B)?;
     let mut sliding = full.clone();
     sliding.sliding_window = match config.is_gguf() {
         true => config.optional_size("", "attention.sliding_window")?.filter(|&window| window > 0),
@@ -139,10 +139,16 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     Ok(DecoderSpec { multipliers, ..spec })
 }
 
-/// The factor of scores.
-fn scale(config: &Config<'_>, sizes: &DecoderConfig, attention: &AttentionConfig) -> Result<f32, ModelError> {
+/// The factor of scores, of Gemma 2 too. A GGUF file does not say it: `special` is the number of
+/// layers by which llama.cpp recognises a model whose factor is another one.
+pub(super) fn scale(
+    config: &Config<'_>,
+    sizes: &DecoderConfig,
+    attention: &AttentionConfig,
+    special: usize,
+) -> Result<f32, ModelError> {
     let scalar = match config.is_gguf() {
-        true if sizes.num_hidden_layers == LAYERS_OF_27B => sizes.hidden_size / attention.num_attention_heads,
+        true if sizes.num_hidden_layers == special => sizes.hidden_size / attention.num_attention_heads,
         true => attention.head_dim,
         false => config.size("query_pre_attn_scalar", "")?,
     };

@@ -113,8 +113,8 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     })
 }
 
-/// True if layer `index` has a window.
-fn is_sliding(config: &Config<'_>, layers: usize, index: usize) -> Result<bool, ModelError> {
+/// True if layer `index` has a window: every other one does unless a list says otherwise.
+pub(super) fn is_sliding(config: &Config<'_>, layers: usize, index: usize) -> Result<bool, ModelError> {
     if config.is_gguf() {
         let key = "attention.sliding_window_pattern";
         return Ok(config.gguf_pattern(key, WINDOWS.interval, layers)?[index]);
@@ -124,7 +124,7 @@ fn is_sliding(config: &Config<'_>, layers: usize, index: usize) -> Result<bool, 
 }
 
 /// Refuses a GGUF file whose layers with windows have another rotary embedding.
-fn check_local_base(config: &Config<'_>) -> Result<(), ModelError> {
+pub(super) fn check_local_base(config: &Config<'_>) -> Result<(), ModelError> {
     if !config.is_gguf() {
         return Ok(());
     }

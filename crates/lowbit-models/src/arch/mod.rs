@@ -9,6 +9,7 @@ mod exaone4;
 mod extra;
 pub use extra::Extra;
 pub(crate) use extra::gguf_layer;
+mod gemma2;
 mod gemma3;
 mod gemma4;
 mod glm4;
@@ -109,6 +110,8 @@ pub struct Conversion {
     pub alpha_rope: bool,
     /// llama.cpp wants an output layer, also where it is the embedding.
     pub gguf_never_ties: bool,
+    /// llama.cpp's output layer is always the embedding: a file with another one is not read.
+    pub gguf_always_ties: bool,
     /// GGUF always has the sections of multimodal positions.
     pub sections: bool,
     /// GGUF has value heads that read one key head apart from each other.
@@ -138,13 +141,26 @@ pub struct MlxLm {
     pub rope_types: Option<&'static [&'static str]>,
     /// The output layer is never the embedding there: a checkpoint without one is not read.
     pub never_ties: bool,
+    /// The output layer is always the embedding there: a checkpoint with another is not read.
+    pub always_ties: bool,
+    /// All layers attend to all tokens there.
+    pub ignores_windows: bool,
+    /// It fails on a checkpoint without soft caps.
+    pub wants_caps: bool,
     /// True if, with windows, some layers must have one, and others none.
     pub wants_both_kinds: bool,
 }
 
 impl MlxLm {
     /// All that transformers computes.
-    pub const ALL: Self = Self { rope_types: None, never_ties: false, wants_both_kinds: false };
+    pub const ALL: Self = Self {
+        rope_types: None,
+        never_ties: false,
+        always_ties: false,
+        ignores_windows: false,
+        wants_caps: false,
+        wants_both_kinds: false,
+    };
     /// No scaled rotary embeddings.
     pub const UNSCALED: Self = Self { rope_types: Some(&[]), ..Self::ALL };
     /// Neither those nor a tied output layer.
@@ -215,6 +231,7 @@ impl Conversion {
         rotary_dimension: false,
         alpha_rope: false,
         gguf_never_ties: false,
+        gguf_always_ties: false,
         sections: false,
         tiled_value_heads: false,
         fused_delta_nets: false,
@@ -358,6 +375,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_5::QWEN3_5,
     qwen3_5::QWEN3_5_MOE,
     qwen3_vl::QWEN3_VL,
+    gemma2::GEMMA2,
     gemma3::GEMMA3,
     gemma4::GEMMA4,
     gpt_oss::GPT_OSS,

@@ -6,7 +6,7 @@ use lowbit_kernels::ops::RopeParams;
 use serde_json::{Map, Value as Json, json};
 
 impl TextConfig<'_> {
-    /// The layers that have windows, their rotary embedding, and the factor of scores.
+    /// The layers that have windows, and their rotary embedding.
     pub(super) fn windows_of_gemma(&mut self) -> Result<(), QuantizeError> {
         let (_, sliding) = self.source.windows();
         self.windows();
@@ -23,12 +23,23 @@ impl TextConfig<'_> {
             )
         })?;
         self.put("sliding_window_pattern", interval);
-        if let Some(attention) = self.source.attention().next() {
+        let theta = self.number("rope_local_base_freq", self.source.local_theta()?)?;
+        self.put("rope_local_base_freq", theta);
+        Ok(())
+    }
+
+    /// The factor of scores, and the caps of scores and logits, of models that have keys for them.
+    pub(super) fn scale_and_caps(&mut self) -> Result<(), QuantizeError> {
+        let source = self.source;
+        let first = source.attention().next();
+        if let Some(attention) = first.filter(|_| source.computes("query_pre_attn_scalar")) {
             let scale = f64::from(attention.scale);
             self.put("query_pre_attn_scalar", (1.0 / (scale * scale)).round() as usize);
         }
-        let theta = self.number("rope_local_base_freq", self.source.local_theta()?)?;
-        self.put("rope_local_base_freq", theta);
+        for (key, cap) in source.softcaps() {
+            let cap = cap.map(|cap| self.number(key, cap.into())).transpose()?;
+            self.json.insert(key.into(), cap.unwrap_or(Json::Null));
+        }
         Ok(())
     }
 
@@ -52,9 +63,6 @@ impl TextConfig<'_> {
         if let Some(moe) = moe {
             self.put("top_k_experts", moe.router.top_k);
         }
-        let cap = source.outline.spec().multipliers.softcap;
-        let cap = cap.map(|cap| self.number("final_logit_softcapping", cap.into())).transpose()?;
-        self.json.insert("final_logit_softcapping".into(), cap.unwrap_or(Json::Null));
         // mlx-lm's defaults are those of the smaller models.
         self.put("num_kv_shared_layers", source.shared_layers());
         self.put("hidden_size_per_layer_input", source.outline.spec().layer_embedding.unwrap_or(0));

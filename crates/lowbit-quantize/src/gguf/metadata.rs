@@ -225,7 +225,7 @@ impl Builder<'_> {
         self.put_own("rope.freq_base", Value::F32(rope.theta as f32))
     }
 
-    /// The factors of a decoder that has keys for them.
+    /// The factors and soft caps of a decoder that has keys for them.
     fn multipliers(&mut self) -> Result<(), QuantizeError> {
         for (json, gguf) in [
             ("attention_multiplier", "attention.scale"),
@@ -237,6 +237,9 @@ impl Builder<'_> {
                 let factor = self.config.float(json, "")? as f32;
                 self.put_own(gguf, Value::F32(factor))?;
             }
+        }
+        for (key, cap) in self.computed.softcaps().filter_map(|(key, cap)| Some((key, cap?))) {
+            self.put_own(key, Value::F32(cap))?;
         }
         Ok(())
     }
@@ -294,10 +297,7 @@ impl Builder<'_> {
         ] {
             self.put_own(key, value)?;
         }
-        match self.computed.outline.spec().multipliers.softcap {
-            Some(cap) => self.put_own("final_logit_softcapping", Value::F32(cap)),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The window, and which layers have it where that is not what llama.cpp takes.

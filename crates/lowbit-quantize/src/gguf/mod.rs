@@ -261,6 +261,13 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
             checkpoint.path().display()
         ));
     }
+    if !computed.decoder().tie_word_embeddings && architecture.conversion.gguf_always_ties {
+        warnings.push(format!(
+            "{}: llama.cpp's output layer of the architecture {} is the embedding, and it refuses a file with another",
+            checkpoint.path().display(),
+            architecture.gguf
+        ));
+    }
     if computed.decoder().tie_word_embeddings && architecture.conversion.gguf_never_ties {
         warnings.push(format!(
             "{}: llama.cpp wants an output layer of the architecture {}, which is the embedding here, and refuses the file",

@@ -46,10 +46,10 @@ pub struct AttentionParams {
 }
 
 /// `y[t, h] = sum_j softmax_j(scale * q[t, h] . k[g, j]) v[g, j]` over the keys that query t sees:
-/// `j <= positions[t] + look_ahead`, and `j > positions[t] - sliding_window` where there is a window.
-/// Query head h reads key head `g = h / (Hq / Hkv)`. With a `softcap` c, scores are
-/// `c tanh(scale * q . k / c)`. With `sinks`, `exp(sinks[h])` is one more term of the
-/// softmax's denominator: a score that belongs to a value of zero.
+/// `j <= positions[t] + look_ahead`, and `j > positions[t] - sliding_window` where there is a
+/// window. Query head h reads key head `g = h / (Hq / Hkv)`. With a `softcap` c, scores are
+/// `c tanh(scale * q . k / c)`. With `sinks`, `exp(sinks[h])` is one more term of the softmax's
+/// denominator: a score that belongs to a value of zero.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

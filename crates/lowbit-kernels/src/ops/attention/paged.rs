@@ -16,8 +16,8 @@ const CHECK: Check = Check("attention_paged");
 /// ```
 ///
 /// over the keys that token t sees of its own sequence s: those of `attention` for `positions[t]`,
-/// with its window, its soft cap and its sinks (`look_ahead` is 0). It is made for a few tokens of each sequence; for many of one,
-/// [`gather_pages`] and `attention` are faster.
+/// with its window, its soft cap and its sinks (`look_ahead` is 0). It is made for a few tokens of
+/// each sequence; for many of one, [`gather_pages`] and `attention` are faster.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

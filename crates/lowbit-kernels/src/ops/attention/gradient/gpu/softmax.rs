@@ -9,7 +9,8 @@ use crate::ops::attention::gpu::operands::{Softcap, capped, seen_from};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The most keys that a query sees up to its own, and after it; and the bits of what multiplies the scores.
+/// The most keys that a query sees up to its own, and after it; and the bits of what multiplies the
+/// scores.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Params {
     pub window: u32,
