@@ -28,7 +28,6 @@ pub const GEMMA2: Architecture = Architecture {
     biases: BY_FLAGS,
     conversion: Conversion {
         windows: Some(WINDOWS),
-        no_gradient: Some("the soft cap of its logits"),
         gguf_always_ties: true,
         mlx_lm: MlxLm { always_ties: true, ignores_windows: true, wants_caps: true, ..MlxLm::UNSCALED },
         ..Conversion::PLAIN
