@@ -34,7 +34,7 @@ pub enum Source {
     Mtp,
 }
 
-/// What guesses, loaded.
+/// The loaded source of guesses.
 pub struct Guesses {
     predictor: Option<Predictor>,
     draft: Option<Loaded>,
@@ -72,7 +72,7 @@ impl SpeculationOptions {
         }
     }
 
-    /// Loads what guesses for the model that `options` name, if a flag asks for it.
+    /// Loads the source of guesses for the model that `options` name, if a flag asks for it.
     pub fn load(&self, options: &ModelOptions, loaded: &Loaded) -> Result<Option<Guesses>, Failure> {
         if !self.is_on() {
             return Ok(None);

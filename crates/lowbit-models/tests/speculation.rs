@@ -392,24 +392,48 @@ fn a_models_own_guesses_change_nothing() {
     }
 }
 
+/// The peer's text, its states, and its guesses after the first tokens of the text, four for each
+/// length.
+fn peer(name: &str, model: &Model) -> (Vec<u32>, Tensor, Vec<(usize, Vec<u32>)>) {
+    let vectors = Vectors::open(&format!("mtp/{name}"));
+    let [ids, guesses] = ["ids", "guesses"].map(|key| vectors.get(key).u32s());
+    let states = vectors.get("states").f32s();
+    let states = Tensor::new(&states, &[ids.len(), states.len() / ids.len()], model.device()).unwrap();
+    let first = ids.len() - guesses.len() / 4;
+    let guesses = (first..).zip(guesses.chunks(4).map(<[u32]>::to_vec)).collect();
+    (ids, states, guesses)
+}
+
 /// The guesses of the peer's own layers, after texts of each length.
 #[test]
 fn a_predictor_guesses_what_the_peer_does() {
     for name in PREDICTING {
         let model = load_for(name, Target::new(&cpu(), Some(FloatType::F32)).unwrap().with_exact(true));
         let predictor = predictor(name, &model);
-        let vectors = Vectors::open(&format!("mtp/{name}"));
-        let [ids, guesses] = ["ids", "guesses"].map(|key| vectors.get(key).u32s());
-        let states = vectors.get("states").f32s();
-        let states = Tensor::new(&states, &[ids.len(), states.len() / ids.len()], model.device()).unwrap();
-        let rows = guesses.chunks(4);
-        let first = ids.len() - rows.len();
-        for (length, want) in (first..).zip(rows) {
+        let (ids, states, guesses) = peer(name, &model);
+        for (length, want) in guesses {
             let mut drafter = Mtp::new(&model, &predictor);
             let seen = states.rows(0, length - 1).unwrap();
             drafter.see(0, &ids[..length - 1], &seen).unwrap();
             assert_eq!(drafter.draft(&ids[..length], 4).unwrap(), want, "{name} after {length}");
         }
+    }
+}
+
+/// On a GPU guesses after the first are replays.
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+#[test]
+fn a_predictor_guesses_what_the_peer_does_on_a_gpu() {
+    let name = "qwen3_5";
+    let model = load(name, &support::gpu());
+    let predictor = predictor(name, &model);
+    let (ids, states, guesses) = peer(name, &model);
+    let (mut drafter, mut seen) = (Mtp::new(&model, &predictor), 0);
+    for (length, want) in guesses.into_iter().step_by(4).take(3) {
+        let rows = states.rows(seen, length - 1).unwrap();
+        drafter.see(seen, &ids[seen..length - 1], &rows).unwrap();
+        seen = length - 1;
+        assert_eq!(drafter.draft(&ids[..length], 4).unwrap(), want, "after {length}");
     }
 }
 

@@ -43,7 +43,7 @@ pub trait Drafter: Debug + Send {
     }
 }
 
-/// How a session speculates.
+/// A session's source of guesses, and its limits.
 #[derive(Debug)]
 pub struct Speculation<'m> {
     pub(crate) drafter: Box<dyn Drafter + 'm>,

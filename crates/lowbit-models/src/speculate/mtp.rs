@@ -145,7 +145,7 @@ impl<'m> Mtp<'m> {
         match place.checked_sub(self.start).filter(|&position| position <= self.cache.position()) {
             Some(position) => self.cache.set_position(position),
             None => {
-                // What comes before is not known, as if the text began here.
+                // The text before it is not known, as if it began here.
                 self.cache.clear()?;
                 self.start = place;
             }
