@@ -121,7 +121,7 @@ mod tests {
         // 8 is the least normal code, 2^-6; 56 is 1.
         assert_eq!((got[1], got[8], got[56], got[63]), (0.5 / 512.0, 0.5 / 64.0, 3.0, 3.0 * 1.875));
         assert_eq!((format.to_string(), format.block(), Format::fp8(16)), ("fp8g32".into(), 32, None));
-        let codes: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (2 * i + 1) % 16 << 4).collect();
+        let codes: Vec<u8> = (0..16).map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4)).collect();
         Format::Fp4.decode(&[&codes, &scales, &[]], 1, 32, &mut got[..32]).unwrap();
         assert_eq!((got[1], got[7], got[15], got[17], got[23]), (0.25, 3.0, -3.0, 1.5, 18.0));
         assert_eq!((Format::Fp4.to_string(), Format::Fp4.block()), ("fp4g16".into(), 16));

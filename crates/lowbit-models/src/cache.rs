@@ -170,6 +170,11 @@ impl Cache {
         self.whole
     }
 
+    /// True if a layer keeps a window alone.
+    pub(crate) fn forgets(&self) -> bool {
+        !self.windows.is_empty()
+    }
+
     /// Forgets all tokens and keeps the memory. Keys and values are not cleared: attention only
     /// reads those written since.
     pub(crate) fn clear(&mut self) -> Result<(), KernelError> {

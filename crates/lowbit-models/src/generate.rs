@@ -181,8 +181,25 @@ impl<'m> Session<'m> {
     /// weights are quantised and not [exact](crate::Target::with_exact): each row of a pass has the
     /// bits of a step of its own. Elsewhere products of several rows add up in another order than
     /// those of one, and a draw between two tokens that are almost equally likely may differ.
+    ///
+    /// Layers whose queries see a window keep everything then: a pass writes rows that are taken
+    /// back. Guesses after a text that was read without them make it read again.
     pub fn speculate(&mut self, speculation: Option<Speculation<'m>>) {
+        if speculation.is_some() && self.cache.position() == 0 {
+            (self.cache, self.steps) = (self.model.cache_that_keeps_all(), None);
+        }
         self.speculation = speculation;
+    }
+
+    /// Reads the text again into a cache that keeps all of it, if this one forgets.
+    fn keep_all(&mut self) -> Result<(), ModelError> {
+        if self.cache.forgets() {
+            let mut cache = self.model.cache_that_keeps_all();
+            self.model.forward(&self.tokens[..self.cache.position()], &mut cache, Logits::None)?;
+            (self.cache, self.steps) = (cache, None);
+            self.marks.clear();
+        }
+        Ok(())
     }
 
     /// Empties the text, and keeps the memory and the step that the last reply captured.

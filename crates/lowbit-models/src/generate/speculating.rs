@@ -24,6 +24,7 @@ impl<'m> Session<'m> {
         options: &GenerationOptions,
         each: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, ModelError> {
+        self.keep_all()?;
         let Some(mut speculation) = self.speculation.take() else { unreachable!("it speculates") };
         let result = Draws::new(options, self.model).and_then(|draws| {
             let (tokens, speculated) = (vec![], Speculated::default());

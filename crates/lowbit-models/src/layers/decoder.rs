@@ -231,7 +231,8 @@ impl Decoder {
         rows: StateRows<'_>,
         cache: &mut Cache,
     ) -> Result<(), KernelError> {
-        let layers = cache.reserve(0, || self.layer_caches(rows.cu_seqlens.device()))?;
+        let all = cache.keeps_all();
+        let layers = cache.reserve(0, || self.layer_caches(rows.cu_seqlens.device(), all))?;
         let recurrences = self.blocks.iter().enumerate().filter(|(_, block)| block.recurs());
         let mut each = recurrences.zip(inputs);
         each.try_for_each(|((index, block), inputs)| {

@@ -116,7 +116,7 @@ impl Verifier {
         };
         if let Some(on_gpu) = &mut verifier.on_gpu {
             on_gpu.sampling = draws.sampling;
-            let uses = |(pass, _): &(Pass, Run)| cache.tensors().all(|tensor| pass.uses(tensor));
+            let uses = |(pass, _): &(Pass, Run)| cache.captured().all(|tensor| pass.uses(tensor));
             if !on_gpu.captured.as_ref().is_some_and(uses) {
                 (on_gpu.captured, on_gpu.catch_up, on_gpu.has_run) = (None, None, false);
             }

@@ -34,12 +34,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 }
 
 /// Fills `y`; everything was checked.
-pub(super) fn launch(
-    gpu: &Gpu,
-    positions: &Tensor,
-    first: &Tensor,
-    y: &Tensor,
-) -> Result<(), KernelError> {
+pub(super) fn launch(gpu: &Gpu, positions: &Tensor, first: &Tensor, y: &Tensor) -> Result<(), KernelError> {
     if y.is_empty() {
         return Ok(());
     }
