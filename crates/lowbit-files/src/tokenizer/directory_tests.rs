@@ -350,8 +350,11 @@ fn names_of_templates_are_checked() {
             "{message}"
         );
     }
-    let message = refused(&[("additional_chat_templates/\u{1b}.jinja", "x".into())]);
-    assert!(message.contains("is no name of a template"), "{message}");
+    // Windows has no such names.
+    if cfg!(unix) {
+        let message = refused(&[("additional_chat_templates/\u{1b}.jinja", "x".into())]);
+        assert!(message.contains("is no name of a template"), "{message}");
+    }
     // Two names that are one in GGUF.
     let folder = TempDir::new().unwrap();
     let config = json!({"chat_template": list(&["default", "tool-use"])});
