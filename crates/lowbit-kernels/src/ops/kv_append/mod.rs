@@ -10,6 +10,7 @@ mod gpu_tests;
 mod tests;
 
 use super::Check;
+use super::cache_rows::{CacheType, encoded};
 use super::pages::{self, Pages};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::{DType, FloatType};
@@ -21,11 +22,12 @@ const CHECK: Check = Check("kv_append");
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | cache | `[Hkv, capacity, D]` | f32, f16, bf16 |
+/// | cache | `[Hkv, capacity, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's dtype. On the CPU a finite number that would round to infinity is an
+/// x is rounded to the cache's type: to 8 bits, each group of values gets the scale of its greatest
+/// magnitude. On the CPU a finite number that would round to infinity is an
 /// error: one key that is infinite makes all later tokens' attention NaN, and one that is cut to
 /// the greatest finite number makes it wrong. (A GPU rounds it to infinity, since the host does not
 /// wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is
@@ -45,11 +47,19 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            let x = rounded(CHECK, ("x", x), cache.dtype())?;
+            let x = encoded(CHECK, ("x", x), CacheType::of(CHECK, "cache", cache)?)?;
             cpu::kv_append(cpu, cache, &x, positions.as_slice()?);
             Ok(())
         }
     }
+}
+
+/// Writes rows `x`, `[T, Hkv, row]` of the cache's own type on the CPU, to `positions`; everything
+/// was checked.
+pub(super) fn store(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
+    let cpu = x.device().as_cpu(CHECK.0)?.clone();
+    cpu::kv_append(&cpu, cache, x, positions.as_slice()?);
+    Ok(())
 }
 
 /// As [`kv_append`], into pages of a pool: with `place(t) = positions[t] % 64` and
@@ -58,7 +68,7 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16 |
+/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | table | `[S, N]`, S divides T | u32 |
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
@@ -76,7 +86,7 @@ pub fn kv_append_paged(
 ) -> Result<(), KernelError> {
     let check = Check("kv_append_paged");
     let shape = Pages { keys: pages, values: pages, table }.check(check, positions)?;
-    let wanted = [positions.len(), shape.heads, pages.dim(3)];
+    let wanted = [positions.len(), shape.heads, shape.widths[0]];
     check.shape("x", x, &wanted, || format!("the pool {:?}", pages.shape()))?;
     check.float("x", x)?;
     check.same_device("x", x.device(), pages.device())?;
@@ -86,7 +96,7 @@ pub fn kv_append_paged(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            let x = rounded(check, ("x", x), pages.dtype())?;
+            let x = encoded(check, ("x", x), CacheType::of(check, "pages", pages)?)?;
             let places = shape.places(table.as_slice()?, positions.as_slice()?);
             pages::append(pages, &x, &places);
             Ok(())
@@ -134,12 +144,12 @@ pub(super) fn check(
     (name, x): (&'static str, &Tensor),
     positions: &Tensor,
 ) -> Result<(), KernelError> {
-    let [heads, capacity, width] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    let [heads, capacity, row] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    let width = CacheType::of(check, cache_name, cache)?.width(row);
     let [tokens, ..] = check.dims::<3>(name, x, "[T, Hkv, D]")?;
     check.shape(name, x, &[tokens, heads, width], || format!("{cache_name} {:?}", cache.shape()))?;
     check.shape("positions", positions, &[tokens], || format!("{name} {:?}", x.shape()))?;
     check.ids("positions", positions, capacity)?;
-    check.float(cache_name, cache)?;
     check.float(name, x)?;
     check.same_device(cache_name, cache.device(), x.device())?;
     check.same_device("positions", positions.device(), x.device())
