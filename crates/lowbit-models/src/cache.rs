@@ -1,6 +1,6 @@
 use crate::layers::{DeltaNetConfig, PagedRows};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{self, Pages, PagesMut, RmsNormRope};
+use lowbit_kernels::ops::{self, CacheType, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The state of one sequence in each layer. A clone is a fork: both share memory until one of them
@@ -20,9 +20,9 @@ pub enum LayerCache {
     DeltaNet(DeltaCache),
 }
 
-/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, of
-/// [`Target::cache`](crate::Target::cache)'s type. Latents have one head of keys, and values
-/// without elements.
+/// Keys and values of all tokens so far, `[Hkv, capacity, row]` each, of
+/// [`Target::cache`](crate::Target::cache)'s type, whose rows have head_dim values. Latents have
+/// one head of keys, and values without elements.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,
@@ -285,10 +285,10 @@ impl KvCache {
     pub(crate) fn new(
         kv_heads: usize,
         head_dim: usize,
-        dtype: DType,
+        cache: CacheType,
         device: &Device,
     ) -> Result<Self, KernelError> {
-        let empty = || Tensor::allocate_zeros(&[kv_heads, 0, head_dim], dtype, device);
+        let empty = || Tensor::allocate_zeros(&[kv_heads, 0, cache.row(head_dim)], cache.dtype(), device);
         Ok(Self { keys: empty()?, values: empty()? })
     }
 

@@ -7,6 +7,7 @@ use crate::tape::ops::{add, softcap};
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
+use lowbit_kernels::ops::CacheType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -83,7 +84,7 @@ pub struct Decoder {
     logit_cap: Option<Tensor>,
     activations: FloatType,
     /// The type of cached keys and values.
-    cache: FloatType,
+    cache: CacheType,
 }
 
 impl Decoder {
@@ -137,7 +138,7 @@ impl Decoder {
     /// The part of a cache of every layer that has one of its own, empty.
     pub(crate) fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
         let owners = self.blocks.iter().filter(|block| block.cache_of().is_none());
-        owners.map(|block| block.cache(self.cache.dtype(), device)).collect()
+        owners.map(|block| block.cache(self.cache, device)).collect()
     }
 
     /// True if a layer needs what others give it besides the states before it.
@@ -258,7 +259,7 @@ impl Decoder {
         let mut caches = vec![Cache::default(); step.spans.len()];
         let mut layers = Vec::with_capacity(caches.len());
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
-            let new = || Ok(vec![block.cache(self.cache.dtype(), device)?]);
+            let new = || Ok(vec![block.cache(self.cache, device)?]);
             layers.extend(cache.reserve(span.rows.len(), new)?.iter_mut());
         }
         block.forward(x, None, step, &mut layers)
