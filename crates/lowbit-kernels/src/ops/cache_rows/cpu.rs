@@ -7,7 +7,7 @@ use crate::simd::{Kernel, Simd};
 use crate::{Cpu, KernelError, Tensor};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
-use lowbit_formats::DType;
+use lowbit_formats::{DType, FloatType};
 
 /// An element of a cache's rows.
 pub(crate) trait Stored: Pod + Send + Sync {
@@ -134,7 +134,40 @@ fn unit(bits: u16) -> f32 {
     if bits & 0x7c00 == 0x7c00 { f32::NAN } else { finite }
 }
 
-/// See [`super::encoded`].
+/// `x`, on the CPU, as `float`.
+///
+/// # Errors
+/// [`KernelError::Value`] for a finite number that is infinite in `float`.
+pub(super) fn round(
+    check: Check,
+    (name, x): (&'static str, &Tensor),
+    float: FloatType,
+) -> Result<Tensor, KernelError> {
+    let y = x.cast(float.dtype())?;
+    // Infinity, and the least magnitude that rounds to it: half a unit in the last place above the
+    // greatest finite number.
+    let (infinity, limit) = match float {
+        FloatType::F16 => (0x7c00, INFINITE),
+        FloatType::BF16 => (0x7f80, f32::from_bits(0x7f7f_8000)),
+        FloatType::F32 => return Ok(y),
+    };
+    if x.dtype() == float.dtype() {
+        return Ok(y);
+    }
+    // All numbers are compared, so that the loop has no branch and is vectorised.
+    let bits: &[u16] = bytemuck::cast_slice(y.bytes());
+    if bits.iter().fold(false, |any, bits| any | (bits & 0x7fff == infinity)) {
+        let wide = check.widened(name, x)?;
+        let is_beyond = |x: &&f32| (limit..f32::INFINITY).contains(&x.abs());
+        if let Some(beyond) = wide.as_slice::<f32>()?.iter().find(is_beyond) {
+            let want = format!("{}, the cache's type, ends at {limit}", float.dtype());
+            return Err(check.value(name, beyond, want));
+        }
+    }
+    Ok(y)
+}
+
+/// See [`super::encoded`], to integers.
 pub(super) fn encode(check: Check, (name, x): (&'static str, &Tensor)) -> Result<Tensor, KernelError> {
     let wide = check.widened(name, x)?;
     let values = wide.as_slice::<f32>()?;

@@ -131,7 +131,7 @@ pub(crate) fn encoded(
     cache: CacheType,
 ) -> Result<Tensor, KernelError> {
     match cache {
-        CacheType::Float(float) => super::kv_append::rounded(check, (name, x), float.dtype()),
+        CacheType::Float(float) => cpu::round(check, (name, x), float),
         CacheType::Int8 => cpu::encode(check, (name, x)),
     }
 }

@@ -16,8 +16,8 @@ fn decoded(bytes: &[u8], width: usize) -> Vec<f64> {
     rows.flat_map(|row| (0..width).map(move |at| value(row, at))).collect()
 }
 
-/// Asserts that each value of `bytes` is within half a step of `x`: of 1/127 of the group's greatest
-/// magnitude, of which the scale has an error of 2^-11, or 2^-25 at least.
+/// Asserts that each value of `bytes` is within half a step of `x`: of 1/127 of the group's
+/// greatest magnitude, of which the scale has an error of 2^-11, or 2^-25 at least.
 fn assert_encoded(bytes: &[u8], x: &[f32], width: usize) {
     let group = CacheType::group(width);
     let all = decoded(bytes, width);

@@ -13,7 +13,6 @@ use super::Check;
 use super::cache_rows::{CacheType, encoded};
 use super::pages::{self, Pages};
 use crate::{Device, KernelError, Tensor};
-use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("kv_append");
 
@@ -102,38 +101,6 @@ pub fn kv_append_paged(
             Ok(())
         }
     }
-}
-
-/// `x`, on the CPU, as `dtype`.
-///
-/// # Errors
-/// [`KernelError::Value`] for a finite number that is infinite in `dtype`.
-pub(super) fn rounded(
-    check: Check,
-    (name, x): (&'static str, &Tensor),
-    dtype: DType,
-) -> Result<Tensor, KernelError> {
-    let y = x.cast(dtype)?;
-    // Infinity, and the least magnitude that rounds to it: half a unit in the last place above the
-    // greatest finite number.
-    let (infinity, limit) = match FloatType::from_dtype(dtype) {
-        Some(FloatType::F16) => (0x7c00, 65520.0),
-        Some(FloatType::BF16) => (0x7f80, f32::from_bits(0x7f7f_8000)),
-        _ => return Ok(y),
-    };
-    if x.dtype() == dtype {
-        return Ok(y);
-    }
-    // All numbers are compared, so that the loop has no branch and is vectorised.
-    let bits: &[u16] = bytemuck::cast_slice(y.bytes());
-    if bits.iter().fold(false, |any, bits| any | (bits & 0x7fff == infinity)) {
-        let wide = check.widened(name, x)?;
-        let is_beyond = |x: &&f32| (limit..f32::INFINITY).contains(&x.abs());
-        if let Some(beyond) = wide.as_slice::<f32>()?.iter().find(is_beyond) {
-            return Err(check.value(name, beyond, format!("{dtype}, the cache's type, ends at {limit}")));
-        }
-    }
-    Ok(y)
 }
 
 /// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the

@@ -137,8 +137,8 @@ pub(super) fn by_each_matrix_kernel(
     all.chain(of_tensor_cores).map(by).collect()
 }
 
-/// By the kernel and the number of cubes per row that `choose` makes of rows per key head, key heads,
-/// capacity, D and Dv.
+/// By the kernel and the number of cubes per row that `choose` makes of rows per key head, key
+/// heads, capacity, D and Dv.
 fn attention_by(
     gpu: &Gpu,
     [q, k, v, positions]: [&Tensor; 4],

@@ -4,8 +4,8 @@
 //! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a
 //! cube belongs to follows from its number alone. Queries take part only where they share the
 //! config with the keys; else they get a launch of their own. Positions beyond the caches' capacity
-//! are computed and stored nowhere. Caches are contiguous, or pages of a pool. Caches of integers get
-//! their rows by a second launch, which encodes what the first one leaves of the keys.
+//! are computed and stored nowhere. Caches are contiguous, or pages of a pool. Caches of integers
+//! get their rows by a second launch, which encodes what the first one leaves of the keys.
 
 use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
 use crate::gpu::compile::Target;

@@ -2,9 +2,9 @@
 //! tensor cores.
 //!
 //! What is summed over, elements of keys and keys, may come in any order, if both operands have it.
-//! A unit's four codes of a word are neighbours, so it takes 4 neighbours of each 16 elements of the
-//! queries, where floats would have it take two pairs. The columns of values that a unit has are
-//! neighbours, too: `2 (l / 4)` and the next of each 16.
+//! A unit's four codes of a word are neighbours, so it takes 4 neighbours of each 16 elements of
+//! the queries, where floats would have it take two pairs. The columns of values that a unit has
+//! are neighbours, too: `2 (l / 4)` and the next of each 16.
 
 use super::config::StepConfig;
 use super::pairs::{code_pair, scale_pair};
@@ -104,9 +104,9 @@ pub(super) fn products(
     scores
 }
 
-/// Replaces the scales of the tile of values at `tile` that are not finite by zeros, and marks their
-/// keys: in rows that do not see the key, its weight of 0 times such a value would be NaN. The tile
-/// is the plane's own, which meets when this ends.
+/// Replaces the scales of the tile of values at `tile` that are not finite by zeros, and marks
+/// their keys: in rows that do not see the key, its weight of 0 times such a value would be NaN.
+/// The tile is the plane's own, which meets when this ends.
 #[cube]
 pub(super) fn zero_non_finite_scales(
     tile: u32,

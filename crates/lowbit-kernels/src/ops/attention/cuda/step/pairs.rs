@@ -40,7 +40,8 @@ pub(super) fn code_pair(
             options(pure, nomem),
         );
     } else {
-        // Of a code c, 7 bits at the end of 128 are c modulo 128 more; with its sign bit alone, 128 is
+        // Of a code c, 7 bits at the end of 128 are c modulo 128 more; with its sign bit alone, 128
+        // is
         // 256. Products by fma have the same results, and exist before Hopper.
         gpu_asm!(
             "{{ .reg .b32 t, s, z; mov.b32 z, 0x43434343; prmt.b32 t, {word}, z, {which}; and.b32 s, t, 0xff80ff80; \

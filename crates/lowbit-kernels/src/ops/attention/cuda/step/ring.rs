@@ -75,7 +75,8 @@ impl Ring {
         end_copy_group();
     }
 
-    /// The same of rows of codes and scales, `vectors` each, which lie side by side in the ring, too.
+    /// The same of rows of codes and scales, `vectors` each, which lie side by side in the ring,
+    /// too.
     fn copy_codes(
         &self,
         x: &[Vector<u32, Const<4>>],
