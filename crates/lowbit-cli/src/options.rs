@@ -6,7 +6,7 @@ use crate::{Failure, habits, out, progress};
 use lowbit::{Checkpoint, Device, Model, ModelError, Target, Tokenizer};
 use lowbit_formats::FloatType;
 use lowbit_kernels::KernelError;
-use lowbit_models::Config;
+use lowbit_models::{CacheType, Config};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -24,13 +24,16 @@ pub struct ModelOptions {
     /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
     #[arg(long, value_enum, ignore_case = true)]
     dtype: Option<Activations>,
-    /// The type of cached keys, which must be the one that the device caches, see Target::cache:
-    /// llama.cpp's -ctk.
-    #[arg(long, value_name = "TYPE", hide = true)]
-    cache_type_k: Option<String>,
+    /// The type of cached keys and values: f32, f16, bf16, or q8_0, which is 8 bits with scales and
+    /// half of f16 [default: f16 on the CPU, f32 with --exact, on a GPU that of activations].
+    #[arg(long, value_name = "TYPE", value_parser = CacheFlag::parse)]
+    cache_type: Option<CacheFlag>,
+    /// The type of cached keys, which must be that of values: llama.cpp's -ctk.
+    #[arg(long, value_name = "TYPE", hide = true, value_parser = CacheFlag::parse)]
+    cache_type_k: Option<CacheFlag>,
     /// The same of cached values: llama.cpp's -ctv.
-    #[arg(long, value_name = "TYPE", hide = true)]
-    cache_type_v: Option<String>,
+    #[arg(long, value_name = "TYPE", hide = true, value_parser = CacheFlag::parse)]
+    cache_type_v: Option<CacheFlag>,
     /// Multiply decoded weights in f32 on the CPU, instead of rounding activations to 8 bits as
     /// llama.cpp does; several times slower.
     #[arg(long)]
@@ -57,6 +60,24 @@ impl Activations {
             Self::F16 => FloatType::F16,
             Self::Bf16 => FloatType::BF16,
         }
+    }
+}
+
+/// The type of cached keys and values that a flag names; none is the usual one.
+#[derive(Clone, Copy)]
+struct CacheFlag(Option<CacheType>);
+
+impl CacheFlag {
+    /// By the names of llama.cpp (-ctk), vLLM (--kv-cache-dtype) and mlx-lm (--kv-bits).
+    fn parse(name: &str) -> Result<Self, String> {
+        Ok(Self(Some(match name.to_ascii_lowercase().as_str() {
+            "auto" => return Ok(Self(None)),
+            "f32" | "float32" => FloatType::F32.into(),
+            "f16" | "float16" => FloatType::F16.into(),
+            "bf16" | "bfloat16" => FloatType::BF16.into(),
+            "q8_0" | "q8" | "8" | "int8" => CacheType::Int8,
+            _ => return Err("f32, f16, bf16 and q8_0 (8 bits: integers with scales) are known".into()),
+        })))
     }
 }
 
@@ -195,10 +216,36 @@ impl ModelOptions {
 
     fn target_on(&self, device: &Device) -> Result<Target, Failure> {
         let target = Target::new(device, self.activations())?.with_exact(self.exact);
-        for (flag, wanted) in [("-ctk", &self.cache_type_k), ("-ctv", &self.cache_type_v)] {
-            check_cache(flag, wanted.as_deref(), &target)?;
+        match self.cache_type(&target)? {
+            Some(cache) => Ok(target.with_cache(cache)),
+            None => Ok(target),
         }
-        Ok(target)
+    }
+
+    /// The type of cached keys and values that the flags name, if they do.
+    fn cache_type(&self, target: &Target) -> Result<Option<CacheType>, Failure> {
+        let usual = target.cache;
+        let type_of = |flag: &Option<CacheFlag>| flag.map(|CacheFlag(cache)| cache.unwrap_or(usual));
+        let both = type_of(&self.cache_type);
+        let [keys, values] = [&self.cache_type_k, &self.cache_type_v].map(type_of);
+        let [k, v] = [keys, values].map(|cache| cache.or(both).unwrap_or(usual));
+        if k != v {
+            let (k, v) = (k.name(), v.name());
+            return Err(format!(
+                "keys in {k} and values in {v}: both have one type here; --cache-type {k} is of both"
+            )
+            .into());
+        }
+        if let (CacheType::Float(wanted), Device::Gpu(_)) = (k, &target.device)
+            && k != usual
+        {
+            let (wanted, usual) = (wanted.dtype(), usual.name());
+            return Err(format!(
+                "--cache-type {wanted}: keys and values are cached in {usual} here, or in q8_0; --dtype names another type"
+            )
+            .into());
+        }
+        Ok(keys.or(values).or(both))
     }
 
     /// Finds and maps the checkpoint alone.
@@ -217,19 +264,6 @@ impl ModelOptions {
         };
         Ok(Checkpoint::open(&path)?)
     }
-}
-
-/// Refuses a type of cached keys or values that `target` does not have.
-fn check_cache(flag: &str, wanted: Option<&str>, target: &Target) -> Result<(), Failure> {
-    let cache = target.cache.dtype().name().to_lowercase();
-    let Some(wanted) = wanted.filter(|wanted| !wanted.eq_ignore_ascii_case(&cache)) else { return Ok(()) };
-    let other = match target.device {
-        Device::Cpu(_) if target.cache == FloatType::F16 => "; --exact has f32",
-        Device::Cpu(_) => "; without --exact it is f16",
-        Device::Gpu(_) => "; --dtype names another type",
-    };
-    let wanted = lowbit_files::shown(wanted);
-    Err(format!("{flag} {wanted}: keys and values are cached in {cache} here{other}").into())
 }
 
 /// Prints the model's warnings on standard error. A warning that cannot be written is ignored.

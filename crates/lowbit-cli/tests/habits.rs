@@ -221,14 +221,20 @@ fn types_and_devices_have_the_peers_names() {
     {
         assert_eq!(tokens(&line(more)), want, "{more:?}");
     }
+    let int8 = tokens(&line(&["--device", "cpu", "--cache-type", "q8_0"]));
+    for more in [&["-ctk", "q8_0", "-ctv", "Q8_0"][..], &["--kv-bits", "8"], &["--kv-cache-dtype", "int8"]] {
+        assert_eq!(tokens(&line(&[&["--device", "cpu"], more].concat())), int8, "{more:?}");
+    }
     let refused = refusal(lowbit(&line(&["-ctk", "q8_0"])).output().unwrap());
     assert!(
-        refused.contains("-ctk q8_0: keys and values are cached in f16 here; --exact has f32"),
+        refused.contains(
+            "keys in q8_0 and values in f16: both have one type here; --cache-type q8_0 is of both"
+        ),
         "{refused}"
     );
-    let refused = refusal(lowbit(&line(&["--exact", "-ctv", "f16"])).output().unwrap());
+    let refused = refusal(lowbit(&line(&["--cache-type", "q4_0"])).output().unwrap());
     assert!(
-        refused.contains("-ctv f16: keys and values are cached in f32 here; without --exact it is f16"),
+        refused.contains("f32, f16, bf16 and q8_0 (8 bits: integers with scales) are known"),
         "{refused}"
     );
     let two = lowbit(&line(&["--device", "CUDA0,CUDA1"])).output().unwrap();

@@ -205,6 +205,7 @@ impl Tensor {
             let word = match self.dtype.size() {
                 2 => lowbit_formats::FloatType::F16,
                 4 => lowbit_formats::FloatType::F32,
+                1 if self.len().is_multiple_of(4) => lowbit_formats::FloatType::F32,
                 _ => return Err(KernelError::Unsupported { op: "a copy of bytes", device: gpu.to_string() }),
             };
             *self = self.over(

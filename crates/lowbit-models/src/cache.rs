@@ -3,7 +3,7 @@ mod delta;
 use crate::layers::{PagedRows, PagedWindow};
 use crate::window::{self, Window, WindowMark, WindowRows};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{self, Pages, PagesMut, RmsNormRope};
+use lowbit_kernels::ops::{self, CacheType, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 pub use delta::DeltaCache;
@@ -34,8 +34,8 @@ pub enum LayerCache {
 }
 
 /// Keys and values of all tokens so far, or of the last ones where queries see a window,
-/// `[Hkv, capacity, head_dim]` each, of [`Target::cache`](crate::Target::cache)'s type. Latents
-/// have one head of keys, and values without elements.
+/// `[Hkv, capacity, row]` each, of [`Target::cache`](crate::Target::cache)'s type, whose rows have
+/// head_dim values. Latents have one head of keys, and values without elements.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,
@@ -460,10 +460,10 @@ impl KvCache {
     pub(crate) fn new(
         kv_heads: usize,
         head_dim: usize,
-        dtype: DType,
+        cache: CacheType,
         device: &Device,
     ) -> Result<Self, KernelError> {
-        let empty = || Tensor::allocate_zeros(&[kv_heads, 0, head_dim], dtype, device);
+        let empty = || Tensor::allocate_zeros(&[kv_heads, 0, cache.row(head_dim)], cache.dtype(), device);
         Ok(Self { keys: empty()?, values: empty()?, window: None })
     }
 

@@ -47,6 +47,8 @@ pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, LogitRules, Session, Steps};
 pub use grammar::{Constraint, Grammar};
 pub use logprobs::{Logprob, TokenLogprobs};
+#[doc(no_inline)]
+pub use lowbit_kernels::ops::CacheType;
 pub use model::{Logits, Model, Sequence};
 pub use outline::{Difference, Outline};
 pub use perplexity::{

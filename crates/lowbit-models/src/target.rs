@@ -1,6 +1,7 @@
 //! The device and the types that a model runs with, and the place of its weights.
 
 use lowbit_formats::FloatType;
+use lowbit_kernels::ops::CacheType;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
 
 /// The device that a model runs on, and the types of its activations and cache.
@@ -13,7 +14,9 @@ pub struct Target {
     /// The type of activations, except the residual stream and the logits, which are f32.
     pub activations: FloatType,
     /// The type of cached keys and values.
-    pub cache: FloatType,
+    pub cache: CacheType,
+    /// True if it is [`Self::with_cache`]'s.
+    own_cache: bool,
     /// True if products on the CPU are exact to f32: see [`Self::with_exact`].
     pub(crate) exact: bool,
     /// True if a GPU computes several projections of the same experts as one product.
@@ -25,10 +28,10 @@ pub struct Target {
 }
 
 /// The type of cached keys and values: f16 where memory is what a step waits for.
-fn cache_type(device: &Device, activations: FloatType, exact: bool) -> FloatType {
+fn cache_type(device: &Device, activations: FloatType, exact: bool) -> CacheType {
     match device {
-        Device::Cpu(_) if !exact => FloatType::F16,
-        _ => activations,
+        Device::Cpu(_) if !exact => FloatType::F16.into(),
+        _ => activations.into(),
     }
 }
 
@@ -46,6 +49,7 @@ impl Target {
             host,
             activations,
             cache,
+            own_cache: false,
             exact,
             joins_experts: true,
             outline: false,
@@ -87,7 +91,21 @@ impl Target {
     /// ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16
     /// then. Other devices compute the same either way.
     pub fn with_exact(self, exact: bool) -> Self {
-        Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
+        let own = cache_type(&self.device, self.activations, exact);
+        Self { cache: if self.own_cache { self.cache } else { own }, exact, ..self }
+    }
+
+    /// With keys and values cached in this type. [`CacheType::Int8`] halves what a step behind a
+    /// long text reads, and what it holds; on a GPU other floats than the activations' are slow.
+    /// Models with latent attention cache floats, and so do gradients.
+    pub fn with_cache(self, cache: CacheType) -> Self {
+        Self { cache, own_cache: true, ..self }
+    }
+
+    /// The same with the type of cache that the device and [`Self::with_exact`] choose.
+    pub fn with_usual_cache(self) -> Self {
+        let exact = self.exact;
+        Self { own_cache: false, ..self }.with_exact(exact)
     }
 
     /// For sequences of up to `context` tokens, where that decides what is computed: LongRoPE's

@@ -6,6 +6,7 @@ use crate::tape::Named;
 use crate::target::{Placement, Target};
 use lowbit_files::{Checkpoint, Layout, Quantization, Stored, TensorView};
 use lowbit_formats::{FloatType, Format};
+use lowbit_kernels::ops::CacheType;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -129,7 +130,7 @@ impl<'a> Weights<'a> {
     }
 
     /// The type of cached keys and values.
-    pub fn cache(&self) -> FloatType {
+    pub fn cache(&self) -> CacheType {
         self.target.cache
     }
 

@@ -4,21 +4,21 @@
 mod support;
 
 use lowbit_formats::FloatType;
-use lowbit_kernels::ops::{self, DecodeState, SampleParams};
+use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::{
     BatchDrawn, BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, LogitRules, Logits, Model,
     PoolCache, PoolSequence, Session, Target,
 };
 use std::ops::ControlFlow::Continue;
-use support::{load, root};
+use support::{load, load_with_cache, root};
 
 /// Tokens of the models' contexts that tests use.
 const CONTEXT: usize = 320;
 
 /// Small models: attention, delta nets, Mamba-2, experts, windows with sinks, capped scores, norms
-/// in all places, latents, caches that layers share. On a GPU all of them, or on software that
-/// stands for one those with caches of a kind of their own.
+/// in all places, latents, caches that layers share, caches of 8 bits. On a GPU all of them, or on
+/// software that stands for one those with caches of a kind of their own.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let path = |name: &str| root().join("tests/vectors/models").join(name);
@@ -29,12 +29,16 @@ fn models() -> Vec<Model> {
         ["qwen3", experts, "gpt_oss", "gemma2", "gemma3", "gemma4", "gemma4_moe", "olmo3", "hunyuan"];
     let names = [&others[..], &caches].concat();
     #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
+    let with_8_bits = |name: &str, device: &Device| load_with_cache(&path(name), device, CacheType::Int8);
+    let int8 = ["qwen3_5", "olmo3"];
     let mut models: Vec<_> = names.iter().map(|name| small(name, &host)).collect();
+    models.extend(int8.map(|name| with_8_bits(name, &host)));
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     {
         let device = support::gpu();
         let is_taken = |name: &&&str| !support::is_software(&device) || caches.contains(name);
         models.extend(names.iter().filter(is_taken).map(|name| small(name, &device)));
+        models.extend(int8.map(|name| with_8_bits(name, &device)));
     }
     models
 }

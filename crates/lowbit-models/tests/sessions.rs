@@ -7,7 +7,7 @@ mod thirds;
 
 use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
-use lowbit_kernels::ops::SampleParams;
+use lowbit_kernels::ops::{CacheType, SampleParams};
 use lowbit_models::{Finish, Generation, GenerationOptions, Logits, Model, ModelError, Session, Target};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
@@ -15,12 +15,17 @@ use std::sync::Arc;
 use support::{PROMPT, load, load_with_cache, root};
 use thirds::Thirds;
 
-/// The demo model on the CPU, also with its cache in f16, and on a GPU. On software that stands for
-/// one, a small model of the same architecture, there and on the CPU.
+/// The demo model on the CPU, also with its cache in f16 and in 8 bits, and on a GPU. On software
+/// that stands for one, a small model of the same architecture, there and on the CPU.
 fn models() -> Vec<Model> {
     let host = Device::cpu(Some(2)).unwrap();
     let demo = root().join("models/demo-4bit");
-    let models = vec![load(&demo, &host, FloatType::F32), load_with_cache(&demo, &host, FloatType::F16)];
+    let with_cache = |cache: CacheType| load_with_cache(&demo, &host, cache);
+    let models = vec![
+        load(&demo, &host, FloatType::F32),
+        with_cache(FloatType::F16.into()),
+        with_cache(CacheType::Int8),
+    ];
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     let models = {
         let mut models = models;
@@ -411,4 +416,49 @@ fn a_grammar_that_fails_ends_the_reply() {
     let held = options(SampleParams::default(), 6).with_grammar(Arc::new(broken));
     let error = session.generate(logits, &held, |_| Continue(())).unwrap_err();
     assert_eq!(error.to_string(), "the grammar: no token is left");
+}
+
+/// 8 bits take little more than half of what f16 does, and leave the logits near.
+#[test]
+fn a_cache_of_8_bits_is_small_and_near() {
+    let host = Device::cpu(Some(2)).unwrap();
+    let demo = root().join("models/demo-4bit");
+    let [half, small] =
+        [FloatType::F16.into(), CacheType::Int8].map(|cache| load_with_cache(&demo, &host, cache));
+    let [whole, less] = [&half, &small].map(|model| model.cache_size().unwrap());
+    // Heads of 64: 80 bytes for 128.
+    assert_eq!(less.per_token * 128, whole.per_token * 80);
+    assert_eq!((less.fixed, less.attention_layers), (whole.fixed, whole.attention_layers));
+    let logits = [&half, &small].map(|model| {
+        let mut cache = model.cache();
+        model.forward(&PROMPT, &mut cache, Logits::Last).unwrap();
+        let logits = model.forward(&[11], &mut cache, Logits::Last).unwrap().unwrap();
+        assert_eq!(cache.size_bytes(), model.cache_size().unwrap().bytes(PROMPT.len() + 1));
+        logits.as_slice::<f32>().unwrap().to_vec()
+    });
+    let chances = logits.map(|logits| {
+        let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+        logits.iter().map(|&x| f64::from(x).exp() / total).collect::<Vec<_>>()
+    });
+    let divergence: f64 = chances[0].iter().zip(&chances[1]).map(|(p, q)| p * (p / q).ln()).sum();
+    assert!((0.0..1e-3).contains(&divergence), "{divergence:e}");
+    assert!(divergence > 1e-12, "the cache was not in 8 bits");
+}
+
+#[test]
+fn heads_and_latents_that_8_bits_do_not_take_are_refused() {
+    let refusal = |name: &str| {
+        let checkpoint =
+            lowbit_files::Checkpoint::open(&root().join("tests/vectors/models").join(name)).unwrap();
+        let target = Target::new(&Device::cpu(Some(1)).unwrap(), None).unwrap().with_cache(CacheType::Int8);
+        Model::load_for(&checkpoint, target).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refusal("qwen3"),
+        "attention: the type of cache is q8_0, but heads of 24 take f32, f16 and bf16: 8 bits take multiples of 16 up to 512"
+    );
+    assert_eq!(
+        refusal("deepseek_v3"),
+        "latent_attention: the type of cache is q8_0, but latents take f32, f16 and bf16"
+    );
 }

@@ -20,6 +20,7 @@ pub struct Arguments {
     models: Vec<String>,
     /// The model that others were made from, as --model takes it: prints what llama-perplexity's
     /// --kl-divergence prints, with both models run side by side and no file of logits.
+    /// --cache-type is that of the models which are compared, not the teacher's.
     #[arg(long, value_name = "TEACHER")]
     compare: Option<String>,
     #[command(flatten)]

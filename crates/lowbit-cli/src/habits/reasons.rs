@@ -9,8 +9,7 @@ pub const DRAFTS: &str = "generate and chat have --speculate ngram, --speculate 
     model does; --draft-max and --draft-min limit their guesses";
 pub const ONE_DEVICE: &str = "a model is on one device, whole, which --device names";
 pub const AFFINITY: &str = "start lowbit with numactl or taskset";
-pub const CACHES: &str =
-    "caches have the type of the activations, which --dtype names; --ctx-size limits their length";
+pub const CACHES: &str = "keys and values are cached in one type, which --cache-type names (8 bits are q8_0); --ctx-size limits their length";
 pub const ROPE: &str = "positions are computed as the checkpoint says";
 pub const SAMPLERS: &str = "tokens are drawn by --temp, --top-k, --top-p, --min-p, --repetition-penalty, \
     --presence-penalty, --frequency-penalty and --logit-bias";

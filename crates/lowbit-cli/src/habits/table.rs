@@ -115,6 +115,8 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["-dt", "--defrag-thold"], Nothing(1, "caches have no holes")),
     (None, &["-ctk"], Is("--cache-type-k")),
     (None, &["-ctv"], Is("--cache-type-v")),
+    (None, &["--kv-cache-dtype"], Is("--cache-type")),
+    (None, &["--kv-bits"], Value(kv_bits)),
     (INSPECT, CACHE_TYPES, Value(|_| Some(Nothing(1, "no cache is made")))),
     (QUANTIZE, CACHE_TYPES, Value(|_| Some(Nothing(1, "no cache is made")))),
     (None, &["-qa", "--quantize-activations"], Say(CACHES)),
@@ -358,7 +360,8 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
     ),
 ];
 
-const CACHE_TYPES: &[&str] = &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"];
+const CACHE_TYPES: &[&str] =
+    &["-ctk", "-ctv", "--cache-type", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype", "--kv-bits"];
 /// llama.cpp's names of the model that guesses, and of the numbers of guesses.
 const DRAFT_MODEL: &[&str] =
     &["-md", "-hfd", "-hfrd", "--model-draft", "--hf-repo-draft", "--spec-draft-model", "--spec-draft-hf"];
@@ -413,6 +416,14 @@ fn budget(value: &str) -> Option<Instead> {
         "0" => reasoning("off"),
         "-1" => Some(Nothing(1, "reasoning is as long as the model makes it")),
         _ => Some(Say(BUDGET)),
+    }
+}
+
+/// mlx-lm's bits of cached keys and values.
+fn kv_bits(value: &str) -> Option<Instead> {
+    match value {
+        "8" => Some(Means("--cache-type", "q8_0")),
+        _ => Some(Say(CACHES)),
     }
 }
 

@@ -83,6 +83,8 @@ fn flags_are_called_by_their_names_here() {
         ("generate -p x --spec-type ngram-simple", "generate -p x --speculate=ngram"),
         ("chat --mtp", "chat --speculate=mtp"),
         ("quantize -ctk q8_0 -m x -o y", "quantize -m x -o y"),
+        ("mlx_lm.generate --model x --kv-bits 8", "generate --model x --cache-type=q8_0"),
+        ("vllm serve x --kv-cache-dtype int8", "serve --model=x --cache-type int8"),
         (
             "llama-server -m x --port 9 -np 4 -c 64 --api-key k",
             "serve -m x --port 9 --max-running 4 -c 64 --api-key k",
@@ -112,7 +114,7 @@ fn what_is_not_here_is_answered() {
         ("serve -m x --grammar x", "--grammar: generate and chat"),
         ("generate --chat-and-lora=3 --lora x", "--lora: adapters are not applied"),
         ("generate -m 100", "-n 100"),
-        ("generate --kv-bits 8", "--ctx-size"),
+        ("generate --kv-bits 4", "--ctx-size"),
         ("chat -p hi", "lowbit generate"),
         ("-m x -p hi -cnv", "-p: `lowbit generate`"),
         ("generate -cnv", "lowbit chat"),

@@ -16,6 +16,7 @@
 pub mod argmax;
 pub mod attention;
 pub mod cache_places;
+pub mod cache_rows;
 pub mod causal_conv1d;
 pub mod delta_gates;
 pub mod gated_delta_rule;
@@ -34,6 +35,7 @@ pub mod sample;
 pub use argmax::argmax;
 pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward, attention_paged};
 pub use cache_places::cache_places;
+pub use cache_rows::{CacheType, expand_cache};
 pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, SlotState, causal_conv1d, causal_conv1d_backward,
     causal_conv1d_parts,

@@ -8,8 +8,9 @@ use crate::tape::{
     shapes,
 };
 use crate::{Config, ModelError, Outline, Weights};
-use lowbit_formats::DType;
-use lowbit_kernels::ops::{AttentionParams, Gate, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
+use lowbit_kernels::ops::{
+    AttentionParams, CacheType, Gate, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather,
+};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -244,9 +245,11 @@ impl Attention {
     /// A layer's projections and norms.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// As [`Weights::linear`]; [`KernelError::Value`] for heads that the type of cache does not
+    /// take.
     pub fn load(weights: &Weights<'_>, config: &AttentionConfig) -> Result<Self, ModelError> {
         let (hidden, dim) = (config.hidden_size, config.head_dim);
+        check_cache(weights.cache(), dim)?;
         let queries =
             weights.product(["num_attention_heads", "head_dim"], [config.num_attention_heads, dim])?;
         let keys = weights.product(["num_key_value_heads", "head_dim"], [config.num_key_value_heads, dim])?;
@@ -320,8 +323,8 @@ impl Attention {
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
-    pub fn cache(&self, dtype: DType, device: &Device) -> Result<KvCache, KernelError> {
-        KvCache::new(self.config.num_key_value_heads, self.config.head_dim, dtype, device)
+    pub fn cache(&self, cache: CacheType, device: &Device) -> Result<KvCache, KernelError> {
+        KvCache::new(self.config.num_key_value_heads, self.config.head_dim, cache, device)
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
@@ -477,6 +480,15 @@ impl Attention {
             None => Ok(x.clone()),
         }
     }
+}
+
+/// Refuses a type of cache that does not take heads of `width`.
+fn check_cache(cache: CacheType, width: usize) -> Result<(), KernelError> {
+    if cache.takes(width) {
+        return Ok(());
+    }
+    let want = format!("heads of {width} take f32, f16 and bf16: 8 bits take multiples of 16 up to 512");
+    Err(KernelError::Value { op: "attention", operand: "the type of cache", got: cache.name().into(), want })
 }
 
 /// Queries `[T, H, D]` times the factors of their positions.

@@ -8,7 +8,7 @@ use crate::names::MLP;
 use crate::tape::ops::{AddRmsNorm, mul};
 use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Outline, Weights};
-use lowbit_formats::DType;
+use lowbit_kernels::ops::CacheType;
 use lowbit_kernels::{Device, KernelError, Tensor, ops};
 use std::ops::Range;
 
@@ -131,14 +131,14 @@ impl Block {
         }
     }
 
-    /// An empty cache for this layer, keys and values in `dtype`.
+    /// An empty cache for this layer, keys and values of type `cache`.
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
-    pub fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError> {
+    pub fn cache(&self, cache: CacheType, device: &Device) -> Result<LayerCache, KernelError> {
         match &self.mixer {
-            Mixer::Attention(attention) => attention.cache(dtype, device).map(LayerCache::Attention),
-            Mixer::LatentAttention(latent) => latent.cache(dtype, device).map(LayerCache::Attention),
+            Mixer::Attention(attention) => attention.cache(cache, device).map(LayerCache::Attention),
+            Mixer::LatentAttention(latent) => latent.cache(cache.dtype(), device).map(LayerCache::Attention),
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
             Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
             Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),

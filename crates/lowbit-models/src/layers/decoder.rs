@@ -9,7 +9,7 @@ use crate::tape::ops::{add, softcap};
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch, window};
 use lowbit_formats::FloatType;
-use lowbit_kernels::ops::LogitFunction;
+use lowbit_kernels::ops::{CacheType, LogitFunction};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -86,7 +86,7 @@ pub struct Decoder {
     logit_function: LogitFunction,
     activations: FloatType,
     /// The type of cached keys and values.
-    cache: FloatType,
+    cache: CacheType,
 }
 
 impl Decoder {
@@ -139,11 +139,12 @@ impl Decoder {
     }
 
     /// The part of a cache of every layer that has one of its own, empty. Layers with a window keep
-    /// that alone, unless they are asked for all.
+    /// that alone, unless they are asked for all, or have rows of 8 bits, which do not move.
     pub(crate) fn layer_caches(&self, device: &Device, all: bool) -> Result<Vec<LayerCache>, KernelError> {
+        let all = all || self.cache == CacheType::Int8;
         let owners = self.blocks.iter().filter(|block| block.cache_of().is_none());
         let caches = owners.zip(&*self.windows).map(|(block, window)| {
-            let mut cache = block.cache(self.cache.dtype(), device)?;
+            let mut cache = block.cache(self.cache, device)?;
             window.filter(|_| !all).into_iter().for_each(|window| cache.keep_window(window));
             Ok(cache)
         });
@@ -298,7 +299,7 @@ impl Decoder {
         let mut caches = vec![Cache::default(); step.spans.len()];
         let mut layers = Vec::with_capacity(caches.len());
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
-            let new = || Ok(vec![block.cache(self.cache.dtype(), device)?]);
+            let new = || Ok(vec![block.cache(self.cache, device)?]);
             layers.extend(cache.reserve(span.rows.len(), new)?.iter_mut());
         }
         block.forward(x, None, step, &mut layers)

@@ -8,7 +8,7 @@ use crate::tape::ops;
 use crate::tape::{Inventory, Named, Var, latent_attention, latent_attention_in_pool, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::{DType, FloatType, Format};
-use lowbit_kernels::ops::{LatentAttentionParams, Rope, RopeLayout, dequant_gather};
+use lowbit_kernels::ops::{CacheType, LatentAttentionParams, Rope, RopeLayout, dequant_gather};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
@@ -149,6 +149,11 @@ impl LatentAttention {
     /// # Errors
     /// As [`Weights::linear`].
     pub fn load(weights: &Weights<'_>, config: &LatentAttentionConfig) -> Result<Self, ModelError> {
+        if weights.cache() == CacheType::Int8 {
+            let want = "latents take f32, f16 and bf16".into();
+            let (op, operand) = ("latent_attention", "the type of cache");
+            return Err(KernelError::Value { op, operand, got: CacheType::Int8.name().into(), want }.into());
+        }
         let LatentAttentionConfig { hidden_size: hidden, num_attention_heads: heads, .. } = *config;
         let (rank, v_dim) = (config.kv_lora_rank, config.v_head_dim);
         let key = config.qk_nope_head_dim + config.qk_rope_head_dim;

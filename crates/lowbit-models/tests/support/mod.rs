@@ -4,6 +4,7 @@
 use lowbit_files::Checkpoint;
 use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
+use lowbit_kernels::ops::CacheType;
 use std::path::{Path, PathBuf};
 
 pub fn root() -> PathBuf {
@@ -75,10 +76,10 @@ pub fn load_to_learn(path: &Path, device: &Device, activations: FloatType) -> cr
 }
 
 /// As [`load`] in f32, with keys and values cached in a type of their own.
-pub fn load_with_cache(path: &Path, device: &Device, cache: FloatType) -> crate::Model {
+pub fn load_with_cache(path: &Path, device: &Device, cache: impl Into<CacheType>) -> crate::Model {
     let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let mut target = crate::Target::new(device, Some(FloatType::F32)).unwrap().with_exact(true);
-    target.cache = cache;
+    let target = crate::Target::new(device, Some(FloatType::F32)).unwrap().with_exact(true);
+    let target = target.with_cache(cache.into());
     crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -285,9 +285,9 @@ struct Loaded {
 /// Of a checkpoint that can be run, whose weights stay in its file meanwhile.
 fn memory(checkpoint: &Checkpoint, bytes: u64) -> Option<(Memory, Loaded)> {
     let load = || -> Result<_, Failure> {
-        let mut target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
+        let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         // As it is by default, on the CPU and on GPUs with matrix units.
-        target.cache = FloatType::F16;
+        let target = target.with_cache(FloatType::F16.into());
         let model = Model::load_for(checkpoint, target)?;
         let cache = model.cache_size()?;
         Ok((cache, model))

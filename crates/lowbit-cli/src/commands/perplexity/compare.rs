@@ -64,13 +64,21 @@ impl Comparison<'_> {
             check_ids(&student.name, &other, &tokens)?;
         }
         let scoring = (scoring, bos);
-        let teacher = self.load(teacher, tokens.len(), scoring.0)?;
+        // A type of cache is the students' alone: what it costs is a part of their divergence.
+        let usual = self.target.clone().with_usual_cache();
+        let teacher = self.load(teacher, &usual, tokens.len(), scoring.0)?;
         students.iter().map(|student| self.one(student, &teacher, &tokens, scoring)).collect()
     }
 
-    fn load(&self, checkpoint: &Checkpoint, tokens: usize, scoring: Scoring) -> Result<Model, Failure> {
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        target: &Target,
+        tokens: usize,
+        scoring: Scoring,
+    ) -> Result<Model, Failure> {
         let work = |model: &Model| dry_perplexity(model, tokens, self.context, scoring);
-        ModelOptions::load_opened(checkpoint, &self.target, work)
+        ModelOptions::load_opened(checkpoint, target, work)
     }
 
     fn one(
@@ -80,7 +88,7 @@ impl Comparison<'_> {
         tokens: &[u32],
         scoring: (Scoring, Option<u32>),
     ) -> Result<Outcome, Failure> {
-        let model = self.load(&student.checkpoint, tokens.len(), scoring.0)?;
+        let model = self.load(&student.checkpoint, &self.target, tokens.len(), scoring.0)?;
         let bar = progress::bar("comparing", "tokens", tokens.len());
         let compared = compare(&model, teacher, tokens, self.context, scoring, |done| {
             bar.set_position(done as u64);

@@ -119,7 +119,7 @@ fn prepare(
         let answer = operands.attention(&params);
         let bound = |i| match device {
             Device::Cpu(cpu) => {
-                let rounded = super::cpu::rounded(cpu, cache, tokens * query_heads / heads, &params);
+                let rounded = super::cpu::rounded(cpu, cache.into(), tokens * query_heads / heads, &params);
                 answer.cpu_bound(i, rounded)
             }
             #[cfg(feature = "gpu")]

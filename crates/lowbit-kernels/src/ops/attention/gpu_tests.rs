@@ -75,7 +75,7 @@ fn check_each_matrix_kernel(case: &Case, dtype: FloatType, at: &[u32]) {
     if caps.matrices(dtype).is_none() && !caps.tensor_cores {
         return;
     }
-    case.check_each(at, [dtype; 2], &gpu(), |operands, sinks| {
+    case.check_each(at, (dtype, dtype.into()), &gpu(), |operands, sinks| {
         let all = by_each_matrix_kernel(&queue, operands, sinks, &case.params()).unwrap();
         assert!(!all.is_empty(), "{case:?}");
         all.into_iter().map(|y| (y, Some(dtype))).collect()

@@ -9,6 +9,8 @@ pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 mod gradient;
+#[cfg(test)]
+mod int8_tests;
 mod paged;
 mod paged_bench;
 #[cfg(test)]
@@ -23,6 +25,7 @@ pub use gradient::{AttentionGradient, attention_backward};
 pub use paged::attention_paged;
 
 use super::Check;
+use super::cache_rows::CacheType;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -54,7 +57,7 @@ pub struct AttentionParams {
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | q | `[T, Hq, D]` | f32, f16, bf16 |
-/// | k | `[Hkv, capacity, D]`, Hq a multiple of Hkv | f32, f16, bf16 |
+/// | k | `[Hkv, capacity, D]`, Hq a multiple of Hkv | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | v | `[Hkv, capacity, Dv]` | k's |
 /// | positions | `[T]`, in any order | u32 |
 /// | sinks | `[Hq]`, or none | f32 |
@@ -65,6 +68,10 @@ pub struct AttentionParams {
 /// score less the row's greatest (of those met so far), so that none overflows; the result is
 /// rounded once to q's dtype. On a GPU a token whose position is beyond the capacity sees nothing,
 /// and its rows are NaN.
+///
+/// Keys and values of 8 bits are `code / 128 * scale` in f32. For tensor cores and cooperative
+/// matrices they are rounded to q's type; prompts expand the whole cache for them first, into a
+/// workspace of `2 Hkv capacity (D + Dv)` bytes.
 ///
 /// Tensor cores and cooperative matrices compute what is f16 in q and the caches, or bf16: the
 /// softmax's weights are then rounded to that type too, and a value that is not finite may make the
@@ -116,14 +123,15 @@ fn check_operands(
         return Err(check.shape_error("q", q, "heads of at least 1 are wanted".into()));
     }
     let [heads, capacity, _] = check.dims("k", k, "[Hkv, capacity, D]")?;
-    check.shape("k", k, &[heads, capacity, width], || format!("q {:?}", q.shape()))?;
+    let cache = CacheType::of(check, "k", k)?;
+    check.shape("k", k, &[heads, capacity, cache.row(width)], || format!("q {:?}", q.shape()))?;
     if heads == 0 || query_heads % heads != 0 {
         return Err(check.shape_error("k", k, format!("its heads must divide the {query_heads} of q")));
     }
     let [.., value_width] = check.dims::<3>("v", v, "[Hkv, capacity, Dv]")?;
     check.shape("v", v, &[heads, capacity, value_width], || format!("k {:?}", k.shape()))?;
-    check.float("k", k)?;
     check.dtype("v", v, k.dtype())?;
+    CacheType::of(check, "v", v)?;
     check.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
     check.ids("positions", positions, capacity)?;
     check_params(check, params)?;

@@ -81,13 +81,13 @@ fn prepare(
         let answer = Operands { q, k, v, positions, sinks: &[], sizes }.attention(&params);
         let bound = |i| match device {
             Device::Cpu(cpu) => {
-                let rounded = super::cpu::rounded(cpu, cache, query_heads / heads, &params);
+                let rounded = super::cpu::rounded(cpu, cache.into(), query_heads / heads, &params);
                 answer.cpu_bound(i, rounded)
             }
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {
                 let sizes = [query_heads / heads, heads, sequences, d, d];
-                answer.gpu_bound(i, super::gpu::rounded_paged(gpu, [dtype, cache], sizes, &params))
+                answer.gpu_bound(i, super::gpu::rounded_paged(gpu, (dtype, cache.into()), sizes, &params))
             }
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},

@@ -2,6 +2,7 @@
 
 use super::reference::Operands;
 use super::{AttentionParams, attention_paged};
+use crate::ops::cache_rows::CacheType;
 use crate::ops::pages::{PAGE_TOKENS, Pages};
 use crate::ops::testing::{FLOATS, assert_close, device, devices, fetched, tensor};
 use crate::{Device, Tensor};
@@ -20,7 +21,7 @@ struct Case {
     sinks: bool,
     softcap: Option<f32>,
     /// Of q and of the pages.
-    dtypes: [FloatType; 2],
+    dtypes: (FloatType, CacheType),
 }
 
 const CASE: Case = Case {
@@ -31,7 +32,7 @@ const CASE: Case = Case {
     window: None,
     sinks: false,
     softcap: None,
-    dtypes: [F32; 2],
+    dtypes: (F32, CacheType::Float(F32)),
 };
 
 /// One sequence: its keys and values in f32, of `[Hkv, capacity, width]`, NaN past its last
@@ -54,13 +55,19 @@ impl Case {
         let last = positions.iter().max().map_or(0, |&position| position as usize);
         let pages = last / PAGE_TOKENS + 1;
         let capacity = pages * PAGE_TOKENS;
-        let [dtype, cache] = self.dtypes;
-        let mut numbers = |count: usize, dtype: FloatType| -> Vec<f32> {
-            random.normal(count, 1.5).into_iter().map(|x| dtype.round(x)).collect()
-        };
-        let q = numbers(positions.len() * self.query_heads * self.width, dtype);
+        let (dtype, cache) = self.dtypes;
+        let mut numbers = |count: usize| random.normal(count, 1.5);
+        let q = numbers(positions.len() * self.query_heads * self.width);
+        let q = q.into_iter().map(|x| dtype.round(x)).collect();
         let mut cached = |width: usize| {
-            let mut x = numbers(self.heads * capacity * width, cache);
+            let x = numbers(self.heads * capacity * width);
+            let mut x = super::tests::cached(
+                &x,
+                &[self.heads, capacity, width],
+                cache,
+                &crate::ops::testing::device(),
+            )
+            .1;
             for (i, x) in x.iter_mut().enumerate() {
                 if i / width % capacity > last {
                     *x = f32::NAN;
@@ -97,9 +104,10 @@ impl Case {
                 }
             }
         }
-        let [dtype, cache] = self.dtypes;
-        let [keys, values] = pools
-            .map(|(width, pool)| tensor(&pool, &[count, self.heads, PAGE_TOKENS, width], cache, device).0);
+        let (dtype, cache) = self.dtypes;
+        let [keys, values] = pools.map(|(width, pool)| {
+            super::tests::cached(&pool, &[count, self.heads, PAGE_TOKENS, width], cache, device).0
+        });
         let table = Tensor::new(&table, &[sequences.len(), columns], device).unwrap();
         let positions: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.positions.clone()).collect();
         let q: Vec<f32> = sequences.iter().flat_map(|sequence| sequence.q.clone()).collect();
@@ -140,12 +148,17 @@ impl Case {
             let bound = |i| match device {
                 Device::Cpu(_) => answer.cpu_bound(i, None),
                 #[cfg(feature = "gpu")]
-                Device::Gpu(gpu) => answer.gpu_bound(i, self.rounded(y.dim(0), gpu)),
+                Device::Gpu(gpu) => {
+                    let rounded = self.rounded(y.dim(0), gpu);
+                    // Keys and values of 8 bits are rounded besides, in bf16 their scales too.
+                    let twice = rounded.filter(|_| self.dtypes.1 == CacheType::Int8);
+                    answer.gpu_bound(i, rounded) + twice.map_or(0.0, |_| 2.0 * answer.cpu_bound(i, twice))
+                }
                 #[cfg(not(feature = "gpu"))]
                 Device::Gpu(gpu) => match *gpu {},
             };
             let shape = [positions.len(), self.query_heads, self.value_width];
-            assert_close(&rows, &shape, self.dtypes[0], &answer.y, bound);
+            assert_close(&rows, &shape, self.dtypes.0, &answer.y, bound);
             let alone = self.run(&[sequence], 2 + s as u64, device);
             assert_eq!(alone.bytes(), rows.bytes(), "{self:?}: sequence {s} of {positions:?} alone");
             if let (Device::Gpu(_), 2..) = (device, positions.len()) {
@@ -166,13 +179,18 @@ impl Case {
 
 /// Steps of sequences of every length around pages and parts, in every pair of types.
 fn steps_on(device: &Device) {
-    for dtypes in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|cache| [dtype, cache])) {
+    for dtypes in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|cache| (dtype, cache.into()))) {
         let case = Case { dtypes, ..CASE };
         case.check(&[&[0], &[62], &[63], &[64], &[300]], device);
         Case { width: 32, value_width: 16, ..case }.check(&[&[127], &[128]], device);
     }
     CASE.check(&[&[999], &[5]], device);
     CASE.check(&[&[63]], device);
+    for (dtype, width) in FLOATS.into_iter().zip([48, 64, 256]) {
+        let case = Case { dtypes: (dtype, CacheType::Int8), width, value_width: width, ..CASE };
+        case.check(&[&[0], &[62], &[64], &[300]], device);
+        Case { window: Some(70), sinks: true, ..case }.check(&[&[127, 128], &[200, 201]], device);
+    }
 }
 
 fn windows_sinks_and_caps_on(device: &Device) {
@@ -204,7 +222,7 @@ fn groups_of_heads_on(device: &Device) {
 fn on_the_cpu() {
     for device in devices() {
         CASE.check(&[&[0], &[62], &[63], &[64], &[300]], &device);
-        Case { dtypes: [F32, FloatType::F16], width: 32, value_width: 16, ..CASE }
+        Case { dtypes: (F32, FloatType::F16.into()), width: 32, value_width: 16, ..CASE }
             .check(&[&[127], &[999]], &device);
     }
     let device = device();
@@ -265,7 +283,7 @@ mod on_a_gpu {
             (16, 2, 512, 512),
         ] {
             let dtype = if query_heads == 14 { FloatType::BF16 } else { FloatType::F16 };
-            let case = Case { query_heads, heads, width, value_width, dtypes: [dtype; 2], ..CASE };
+            let case = Case { query_heads, heads, width, value_width, dtypes: (dtype, dtype.into()), ..CASE };
             assert_eq!(case.rounded(2, queue).is_some(), query_heads / heads <= 16);
             case.check(&[&[0], &[15], &[63], &[64], &[127], &[128], &[1000], &[4097]], &device);
             case.check(&[&[61, 62, 63, 64], &[254, 255, 256, 257]], &device);
@@ -277,7 +295,8 @@ mod on_a_gpu {
             case.check(&many.iter().map(|at| &at[..]).collect::<Vec<_>>(), &device);
         }
         let case = Case { query_heads: 4, heads: 1, width: 256, value_width: 256, ..CASE };
-        Case { dtypes: [FloatType::F16; 2], ..case }.check(&[&[39_999], &[9000]], &device);
+        Case { dtypes: (FloatType::F16, FloatType::F16.into()), ..case }
+            .check(&[&[39_999], &[9000]], &device);
     }
 
     /// A position beyond the table gives NaN, and so does not touch the others' rows.

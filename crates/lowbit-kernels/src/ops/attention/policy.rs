@@ -7,6 +7,7 @@ use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
 use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
+use crate::ops::cache_rows::CacheType;
 use crate::ops::pages::PAGE_TOKENS;
 use lowbit_formats::FloatType;
 
@@ -87,6 +88,27 @@ pub(super) fn choose(
     (Choice::Stream(config), splits)
 }
 
+/// As [`choose`] for a cache of 8 bits and queries of `dtype`: none where a kernel that multiplies
+/// matrices of floats takes so many rows, for which the cache is expanded.
+pub(super) fn choose_int8(
+    dtype: FloatType,
+    sizes: [usize; 5],
+    scale: f32,
+    target: &Target,
+) -> Option<(Choice, usize)> {
+    if takes_tensor_cores([dtype; 2], scale, target)
+        && sizes[0] <= STEP_UP_TO
+        && let Some((config, splits)) = step_config(dtype, true, sizes, target.caps())
+    {
+        return Some((Choice::Step(config), splits));
+    }
+    if !matches!(choose([dtype; 2], sizes, scale, target).0, Choice::Stream(_)) {
+        return None;
+    }
+    let (config, splits) = stream_config_of(dtype, CacheType::Int8, sizes, target.caps());
+    Some((Choice::Stream(config), splits))
+}
+
 /// The fewest cubes that take turns with the parts of a row in pages: they even out rows of
 /// different lengths.
 const LEAST_TURNS: usize = 4;
@@ -95,22 +117,26 @@ const LEAST_TURNS: usize = 4;
 /// Dv), and how many cubes take turns with the parts of a row; see `gpu/parts.rs`. Of these sizes
 /// the tokens alone do not decide the kernel, so that a row's bits do not depend on other rows.
 pub(super) fn choose_paged(
-    dtypes: [FloatType; 2],
+    (dtype, cache): (FloatType, CacheType),
     [group, heads, tokens, width, value_width]: [usize; 5],
     scale: f32,
     target: &Target,
 ) -> (Choice, usize) {
-    let caps = target.caps();
-    if takes_tensor_cores(dtypes, scale, target) && group <= STEP_UP_TO && tokens <= CUBES {
+    let (caps, int8) = (target.caps(), cache == CacheType::Int8);
+    if takes_tensor_cores([dtype, cache.float().unwrap_or(dtype)], scale, target)
+        && group <= STEP_UP_TO
+        && tokens <= CUBES
+    {
         let blocks = group.div_ceil(8);
-        let config = StepConfig::paged(dtypes[0], [width, value_width], blocks, caps.shared_memory);
+        let config = StepConfig::paged((dtype, int8), [width, value_width], blocks, caps.shared_memory);
         if let Some(config) = config {
             // Two cubes per multiprocessor at a time, and twice as many for an even end.
             let cubes = 2 * FULL * caps.multiprocessors / (heads * tokens).max(1);
             return (Choice::Step(config), cubes.clamp(LEAST_TURNS, PARTS));
         }
     }
-    let (config, _) = stream_config(dtypes, [group, heads, PAGE_TOKENS, width, value_width], caps);
+    let sizes = [group, heads, PAGE_TOKENS, width, value_width];
+    let (config, _) = stream_config_of(dtype, cache, sizes, caps);
     (Choice::Stream(StreamConfig { split: true, paged: true, ..config }), PARTS)
 }
 
@@ -124,7 +150,7 @@ pub(super) fn tensor_core_choices(
     if !takes_tensor_cores(dtypes, scale, target) {
         return Vec::new();
     }
-    let step = step_config(dtypes[0], sizes, target.caps());
+    let step = step_config(dtypes[0], false, sizes, target.caps());
     let step = step.map(|(config, splits)| (Choice::Step(config), splits));
     let wgmma = wgmma_config(dtypes[0], sizes, target.caps());
     let tile = tile_config(dtypes[0], sizes, target.caps());
@@ -143,6 +169,16 @@ fn takes_tensor_cores([dtype, cache]: [FloatType; 2], scale: f32, target: &Targe
 /// Dv), and how many cubes share the keys of a row. The types are q's and k's.
 pub(super) fn stream_config(
     [dtype, cache]: [FloatType; 2],
+    sizes: [usize; 5],
+    caps: &Caps,
+) -> (StreamConfig, usize) {
+    stream_config_of(dtype, CacheType::Float(cache), sizes, caps)
+}
+
+/// The same for any cache.
+fn stream_config_of(
+    dtype: FloatType,
+    cache: CacheType,
     [rows, heads, capacity, width, value_width]: [usize; 5],
     caps: &Caps,
 ) -> (StreamConfig, usize) {
@@ -159,7 +195,12 @@ pub(super) fn stream_config(
     let most = if slots <= SLOTS && !small { 8 } else { 4 };
     let count = rows.min(most);
     let keys = if slots <= SLOTS && !small { 4 } else { 2 };
-    let wide = [width, value_width].iter().all(|width| (width * cache.size()).is_multiple_of(16));
+    let wide = match cache {
+        CacheType::Float(cache) => {
+            [width, value_width].iter().all(|width| (width * cache.size()).is_multiple_of(16))
+        }
+        CacheType::Int8 => true,
+    };
     let mut config = StreamConfig {
         dtype,
         cache,
@@ -210,11 +251,11 @@ fn are_blocks(widths: [usize; 2]) -> bool {
 const STEP_UP_TO: usize = 16;
 
 /// As [`stream_config`], for the kernel for steps, of a type that tensor cores take.
-fn step_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(StepConfig, usize)> {
+fn step_config(dtype: FloatType, int8: bool, sizes: [usize; 5], caps: &Caps) -> Option<(StepConfig, usize)> {
     let [rows, heads, capacity, width, value_width] = sizes;
     // Registers hold one block of the widest heads.
     let blocks = if rows <= 8 || width.max(value_width) > 256 { 1 } else { 2 };
-    let config = StepConfig::new(dtype, [width, value_width], blocks, caps.shared_memory)?;
+    let config = StepConfig::new((dtype, int8), [width, value_width], blocks, caps.shared_memory)?;
     let count = rows.div_ceil(config.rows());
     if count > CUBES {
         return None;

@@ -34,25 +34,56 @@ pub(super) const CASE: Case = Case {
     look_ahead: 0,
 };
 
+/// A cache of these values on the host's memory or a GPU's, and the values that it has.
+pub(super) fn cached(
+    values: &[f32],
+    shape: &[usize],
+    cache: CacheType,
+    device: &Device,
+) -> (Tensor, Vec<f32>) {
+    let CacheType::Float(float) = cache else {
+        let host = crate::ops::testing::device();
+        let x = Tensor::new(values, shape, &host).unwrap();
+        let x = crate::ops::cache_rows::encoded(CHECK, ("x", &x), cache).unwrap();
+        let values = crate::ops::expand_cache(&x, DType::F32).unwrap().as_slice().unwrap().to_vec();
+        return (x.to_device(device).unwrap(), values);
+    };
+    tensor(values, shape, float, device)
+}
+
 impl Case {
     /// Compares with the reference. Keys and values that no query sees are NaN.
-    pub(super) fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
+    pub(super) fn check(
+        &self,
+        positions: &[u32],
+        dtype: FloatType,
+        cache: impl Into<CacheType>,
+        device: &Device,
+    ) {
+        let cache = cache.into();
         let rounded: Option<FloatType> = match device {
-            Device::Cpu(cpu) => cpu::rounded(
-                cpu,
-                cache_dtype,
-                positions.len() * self.query_heads / self.heads,
-                &self.params(),
-            ),
+            Device::Cpu(cpu) => {
+                cpu::rounded(cpu, cache, positions.len() * self.query_heads / self.heads, &self.params())
+            }
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {
                 let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
-                gpu::rounded(gpu, [dtype, cache_dtype], sizes, positions.len(), &self.params())
+                match cache {
+                    CacheType::Float(cache) => {
+                        gpu::rounded(gpu, [dtype, cache], sizes, positions.len(), &self.params())
+                    }
+                    CacheType::Int8 => {
+                        let [query_heads, heads, rest @ ..] = sizes;
+                        let rows = positions.len() * query_heads / heads;
+                        let sizes = [rows, heads, rest[0], rest[1], rest[2]];
+                        gpu::rounded_int8(gpu, dtype, sizes, &self.params())
+                    }
+                }
             }
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
         };
-        self.check_each(positions, [dtype, cache_dtype], device, |[q, k, v, at], sinks| {
+        self.check_each(positions, (dtype, cache), device, |[q, k, v, at], sinks| {
             vec![(attention(q, k, v, at, sinks, &self.params()).unwrap(), rounded)]
         });
     }
@@ -67,7 +98,7 @@ impl Case {
     pub(super) fn check_each(
         &self,
         positions: &[u32],
-        [dtype, cache_dtype]: [FloatType; 2],
+        (dtype, cache_type): (FloatType, CacheType),
         device: &Device,
         run: impl Fn([&Tensor; 4], Option<&Tensor>) -> Vec<(Tensor, Option<FloatType>)>,
     ) {
@@ -86,7 +117,7 @@ impl Case {
             for (i, x) in values.iter_mut().enumerate() {
                 *x = if seen[i / width % self.capacity] { *x } else { f32::NAN };
             }
-            tensor(&values, &shape, cache_dtype, host)
+            cached(&values, &shape, cache_type, host)
         };
         let ((k, ks), (v, vs)) = (cache(self.width), cache(self.value_width));
         let at = Tensor::new(positions, &[positions.len()], device).unwrap();
@@ -102,6 +133,11 @@ impl Case {
         for (y, rounded) in run([&q, &k, &v, &at], on_device.as_ref()) {
             let bound = |i| match device {
                 Device::Cpu(_) => answer.cpu_bound(i, rounded),
+                #[cfg(feature = "gpu")]
+                // Keys and values of 8 bits are rounded besides, in bf16 their scales too.
+                Device::Gpu(_) if cache_type == CacheType::Int8 => {
+                    answer.gpu_bound(i, rounded) + rounded.map_or(0.0, |_| 2.0 * answer.cpu_bound(i, rounded))
+                }
                 #[cfg(feature = "gpu")]
                 Device::Gpu(_) => answer.gpu_bound(i, rounded),
                 #[cfg(not(feature = "gpu"))]
@@ -130,7 +166,8 @@ fn exact_attention_is_in_f32_on_every_cpu() {
     for device in devices().into_iter().filter(|device| matches!(device, Device::Cpu(_))) {
         let positions: Vec<u32> = (11..11 + 37).collect();
         for case in [CASE, Case { sinks: true, ..CASE }] {
-            case.check_each(&positions, [FloatType::F32, FloatType::F16], &device, |[q, k, v, at], sinks| {
+            let types = (FloatType::F32, FloatType::F16.into());
+            case.check_each(&positions, types, &device, |[q, k, v, at], sinks| {
                 let params = AttentionParams { exact: true, ..case.params() };
                 vec![(attention(q, k, v, at, sinks, &params).unwrap(), None)]
             });

@@ -14,6 +14,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{narrow, widen, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::ops::cache_rows::{self, CacheType};
 use crate::ops::pages::gpu::{PoolSizes, Table, cache_row};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -119,6 +120,9 @@ pub(super) fn launch(
 ) -> Result<(), KernelError> {
     if x.is_empty() || cache.is_empty() {
         return Ok(());
+    }
+    if CacheType::of(CHECK, "cache", cache)? == CacheType::Int8 {
+        return cache_rows::gpu::append(CHECK, gpu, &mut [cache], &[x], positions, table);
     }
     cache.unshare()?;
     let (from, to) = (CHECK.float("x", x)?, CHECK.float("cache", cache)?);

@@ -10,9 +10,9 @@ mod gpu_tests;
 mod tests;
 
 use super::Check;
+use super::cache_rows::{CacheType, encoded};
 use super::pages::{self, Pages};
 use crate::{Device, KernelError, Tensor};
-use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("kv_append");
 
@@ -21,11 +21,12 @@ const CHECK: Check = Check("kv_append");
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | cache | `[Hkv, capacity, D]` | f32, f16, bf16 |
+/// | cache | `[Hkv, capacity, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's dtype. On the CPU a finite number that would round to infinity is an
+/// x is rounded to the cache's type: to 8 bits, each group of values gets the scale of its greatest
+/// magnitude. On the CPU a finite number that would round to infinity is an
 /// error: one key that is infinite makes all later tokens' attention NaN, and one that is cut to
 /// the greatest finite number makes it wrong. (A GPU rounds it to infinity, since the host does not
 /// wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is
@@ -45,11 +46,19 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            let x = rounded(CHECK, ("x", x), cache.dtype())?;
+            let x = encoded(CHECK, ("x", x), CacheType::of(CHECK, "cache", cache)?)?;
             cpu::kv_append(cpu, cache, &x, positions.as_slice()?);
             Ok(())
         }
     }
+}
+
+/// Writes rows `x`, `[T, Hkv, row]` of the cache's own type on the CPU, to `positions`; everything
+/// was checked.
+pub(super) fn store(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
+    let cpu = x.device().as_cpu(CHECK.0)?.clone();
+    cpu::kv_append(&cpu, cache, x, positions.as_slice()?);
+    Ok(())
 }
 
 /// As [`kv_append`], into pages of a pool: with `place(t) = positions[t] % 64` and
@@ -58,7 +67,7 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16 |
+/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | table | `[S, N]`, S divides T | u32 |
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
@@ -76,7 +85,7 @@ pub fn kv_append_paged(
 ) -> Result<(), KernelError> {
     let check = Check("kv_append_paged");
     let shape = Pages { keys: pages, values: pages, table }.check(check, positions)?;
-    let wanted = [positions.len(), shape.heads, pages.dim(3)];
+    let wanted = [positions.len(), shape.heads, shape.widths[0]];
     check.shape("x", x, &wanted, || format!("the pool {:?}", pages.shape()))?;
     check.float("x", x)?;
     check.same_device("x", x.device(), pages.device())?;
@@ -86,44 +95,12 @@ pub fn kv_append_paged(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            let x = rounded(check, ("x", x), pages.dtype())?;
+            let x = encoded(check, ("x", x), CacheType::of(check, "pages", pages)?)?;
             let places = shape.places(table.as_slice()?, positions.as_slice()?);
             pages::append(pages, &x, &places);
             Ok(())
         }
     }
-}
-
-/// `x`, on the CPU, as `dtype`.
-///
-/// # Errors
-/// [`KernelError::Value`] for a finite number that is infinite in `dtype`.
-pub(super) fn rounded(
-    check: Check,
-    (name, x): (&'static str, &Tensor),
-    dtype: DType,
-) -> Result<Tensor, KernelError> {
-    let y = x.cast(dtype)?;
-    // Infinity, and the least magnitude that rounds to it: half a unit in the last place above the
-    // greatest finite number.
-    let (infinity, limit) = match FloatType::from_dtype(dtype) {
-        Some(FloatType::F16) => (0x7c00, 65520.0),
-        Some(FloatType::BF16) => (0x7f80, f32::from_bits(0x7f7f_8000)),
-        _ => return Ok(y),
-    };
-    if x.dtype() == dtype {
-        return Ok(y);
-    }
-    // All numbers are compared, so that the loop has no branch and is vectorised.
-    let bits: &[u16] = bytemuck::cast_slice(y.bytes());
-    if bits.iter().fold(false, |any, bits| any | (bits & 0x7fff == infinity)) {
-        let wide = check.widened(name, x)?;
-        let is_beyond = |x: &&f32| (limit..f32::INFINITY).contains(&x.abs());
-        if let Some(beyond) = wide.as_slice::<f32>()?.iter().find(is_beyond) {
-            return Err(check.value(name, beyond, format!("{dtype}, the cache's type, ends at {limit}")));
-        }
-    }
-    Ok(y)
 }
 
 /// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the
@@ -134,12 +111,12 @@ pub(super) fn check(
     (name, x): (&'static str, &Tensor),
     positions: &Tensor,
 ) -> Result<(), KernelError> {
-    let [heads, capacity, width] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    let [heads, capacity, row] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    let width = CacheType::of(check, cache_name, cache)?.width(row);
     let [tokens, ..] = check.dims::<3>(name, x, "[T, Hkv, D]")?;
     check.shape(name, x, &[tokens, heads, width], || format!("{cache_name} {:?}", cache.shape()))?;
     check.shape("positions", positions, &[tokens], || format!("{name} {:?}", x.shape()))?;
     check.ids("positions", positions, capacity)?;
-    check.float(cache_name, cache)?;
     check.float(name, x)?;
     check.same_device(cache_name, cache.device(), x.device())?;
     check.same_device("positions", positions.device(), x.device())

@@ -1,5 +1,6 @@
 use super::*;
 use crate::ops::testing::{FLOATS, devices, normal};
+use lowbit_formats::{DType, FloatType};
 use numcheck::Random;
 
 #[test]

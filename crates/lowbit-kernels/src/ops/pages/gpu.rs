@@ -10,6 +10,7 @@ use crate::gpu::float::{nan, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::ops::Check;
+use crate::ops::cache_rows::CacheType;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -155,10 +156,15 @@ pub(super) fn gather(
     table: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let page = PAGE_TOKENS * pages.dim(3);
+    // Integers are moved as pairs: pages beyond the pool get scales of NaN.
+    let (float, size) = match CacheType::of(check, "pages", pages)? {
+        CacheType::Float(float) => (float, 1),
+        CacheType::Int8 => (FloatType::BF16, 2),
+    };
+    let page = PAGE_TOKENS * pages.dim(3) / size;
     let vector = rows::vector(gpu.target(), rows::VECTOR, page, &[pages, y]);
     check.index(pages.len().max(y.len()))?;
-    let len = y.len() / vector;
+    let len = y.len() / size / vector;
     let sizes = GatherSizes {
         len: check.index(len)?,
         page: check.index(page / vector)?,
@@ -167,7 +173,7 @@ pub(super) fn gather(
         count: check.index(table.len())?,
     };
     let arguments = GatherPages { pages: pages.buffer()?, table: table.buffer()?, y: y.buffer()?, sizes };
-    let kernel = compiled(gpu.target(), check.float("pages", pages)?, vector);
+    let kernel = compiled(gpu.target(), float, vector);
     // SAFETY: y has a page for each entry of the table and each head; pages beyond the pool are not
     // read.
     unsafe { gpu.launch(kernel, cubes(len), arguments) }

@@ -7,6 +7,7 @@ pub(in crate::ops) mod gpu;
 mod tests;
 
 use super::Check;
+use super::cache_rows::CacheType;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -20,7 +21,7 @@ pub const PAGE_TOKENS: usize = 64;
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | keys | `[P, Hkv, 64, D]` | f32, f16, bf16 |
+/// | keys | `[P, Hkv, 64, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | values | `[P, Hkv, 64, Dv]` | that of keys |
 /// | table | `[S, N]` | u32 |
 ///
@@ -74,9 +75,9 @@ impl Pages<'_> {
     /// `positions`: T divided by S. On the CPU also that each position has a page.
     pub(super) fn check(&self, check: Check, positions: &Tensor) -> Result<PoolShape, KernelError> {
         let Self { keys, values, table } = *self;
-        let [pages, heads, _, width] = check_pool(check, "keys", keys)?;
-        let [.., value_width] = check_pool(check, "values", values)?;
-        let wanted = [pages, heads, PAGE_TOKENS, value_width];
+        let ([pages, heads, ..], width) = check_pool(check, "keys", keys)?;
+        let ([.., value_row], value_width) = check_pool(check, "values", values)?;
+        let wanted = [pages, heads, PAGE_TOKENS, value_row];
         check.shape("values", values, &wanted, || format!("keys {:?}", keys.shape()))?;
         check.dtype("values", values, keys.dtype())?;
         let [sequences, columns] = check.dims("table", table, "[S, N]")?;
@@ -99,15 +100,15 @@ impl Pages<'_> {
     }
 }
 
-/// The sizes of a pool of keys or values.
-fn check_pool(check: Check, operand: &'static str, x: &Tensor) -> Result<[usize; 4], KernelError> {
+/// The sizes of a pool of keys or values, and the values of its rows.
+fn check_pool(check: Check, operand: &'static str, x: &Tensor) -> Result<([usize; 4], usize), KernelError> {
     let names = "[P, Hkv, 64, D]";
     let sizes: [usize; 4] = check.dims(operand, x, names)?;
     if sizes[2] != PAGE_TOKENS || x.is_empty() {
         return Err(check.shape_error(operand, x, format!("{names} with no size of 0 is wanted")));
     }
-    check.float(operand, x)?;
-    Ok(sizes)
+    let cache = CacheType::of(check, operand, x)?;
+    Ok((sizes, cache.width(sizes[3])))
 }
 
 impl PoolShape {
@@ -143,7 +144,7 @@ impl PoolShape {
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16 |
+/// | pages | `[P, Hkv, 64, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | table | `[n]` | u32 |
 /// | y | `[Hkv, 64 n, D]` | that of pages |
 ///
@@ -155,7 +156,7 @@ impl PoolShape {
 /// for a page beyond the pool, which on a GPU is no error: its rows of y are NaN.
 pub fn gather_pages(pages: &Tensor, table: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("gather_pages");
-    let [count, heads, _, width] = check_pool(check, "pages", pages)?;
+    let ([count, heads, _, width], _) = check_pool(check, "pages", pages)?;
     let [n] = check.dims("table", table, "[n]")?;
     check.ids("table", table, count)?;
     check.same_device("table", table.device(), pages.device())?;

@@ -38,6 +38,8 @@ pub(crate) struct HeadConfig {
     layout: RopeLayout,
     /// True if keys and values go to pages of a pool.
     paged: bool,
+    /// True if keys go to rows of the tokens, from which a cache of integers takes them.
+    staged: bool,
 }
 
 impl HeadConfig {
@@ -77,12 +79,18 @@ impl HeadConfig {
             norm,
             layout,
             paged: false,
+            staged: false,
         }
     }
 
     /// The same, whose keys and values go to pages of a pool.
     fn in_pages(self, paged: bool) -> Self {
         Self { paged, ..self }
+    }
+
+    /// The same, whose keys go to rows of the tokens.
+    fn staged(self, staged: bool) -> Self {
+        Self { staged, ..self }
     }
 }
 
@@ -260,6 +268,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
                 let config = HeadConfig::new(target, [4, slots], vector, [x, y], norm, layout);
                 kernels.push(append::code(target, config));
                 kernels.push(append::code(target, config.in_pages(true)));
+                kernels.push(append::code(target, config.staged(true)));
             }
         }
     }

@@ -13,13 +13,13 @@ mod tests;
 pub use gradient::{RmsNormRopeGradient, rms_norm_rope_backward};
 
 use super::Check;
-use super::kv_append::{self, kv_append};
+use super::cache_rows::{CacheType, encoded};
+use super::kv_append;
 #[cfg(feature = "gpu")]
 use super::narrow;
 use super::pages::{self, PagesMut};
 use super::rope::{self, Direction, Rope};
 use crate::{Device, KernelError, Tensor};
-use lowbit_formats::DType;
 
 /// The norm and the rotation of query or key heads before attention.
 #[derive(Clone, Copy, Debug)]
@@ -89,11 +89,11 @@ pub fn rms_norm_rope(
 /// values[h, places[t], :] = v[t, h, :]
 /// y                       = rms_norm_rope(q, positions, queries)
 /// ```
-/// with [`rms_norm_rope`], and [`kv_append()`] into each cache. Returns y.
+/// with [`rms_norm_rope`], and [`kv_append()`](super::kv_append()) into each cache. Returns y.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | keys | `[Hkv, capacity, D]` | f32, f16, bf16 |
+/// | keys | `[Hkv, capacity, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | q | `[T, H, S]` | k's |
 /// | values | `[Hkv, capacity, Dv]` | keys' |
 /// | k | `[T, Hkv, D]` | f32, f16, bf16 |
@@ -119,7 +119,8 @@ pub fn rms_norm_rope_append(
     queries.check(check, q, positions)?;
     new_keys.check(check, k, positions)?;
     kv_append::check(check, ("keys", keys), ("k", k), places)?;
-    let wanted = [keys.dim(0), keys.dim(1), v.dim(-1)];
+    let cache = CacheType::of(check, "keys", keys)?;
+    let wanted = [keys.dim(0), keys.dim(1), cache.row(v.dim(-1))];
     check.shape("values", values, &wanted, || format!("keys {:?}", keys.shape()))?;
     kv_append::check(check, ("values", values), ("v", v), places)?;
     check.dtype("values", values, keys.dtype())?;
@@ -136,9 +137,9 @@ pub fn rms_norm_rope_append(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            let (q, [k, v]) = made(check, keys.dtype(), [q, k, v], positions, [queries, new_keys])?;
-            kv_append(keys, &k, places)?;
-            kv_append(values, &v, places)?;
+            let (q, [k, v]) = made(check, cache, [q, k, v], positions, [queries, new_keys])?;
+            kv_append::store(keys, &k, places)?;
+            kv_append::store(values, &v, places)?;
             Ok(q)
         }
     }
@@ -155,7 +156,7 @@ pub fn rms_norm_rope_append(
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | pages | see [`Pages`](super::Pages); S divides T | f32, f16, bf16; the table u32 |
+/// | pages | see [`Pages`](super::Pages); S divides T | the table u32 |
 /// | q | `[T, H, S]` | k's |
 /// | k | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | v | `[T, Hkv, Dv]` | k's |
@@ -200,7 +201,8 @@ pub fn rms_norm_rope_append_paged(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            let (q, [k, v]) = made(check, keys.dtype(), [q, k, v], positions, [queries, new_keys])?;
+            let cache = CacheType::of(check, "keys", keys)?;
+            let (q, [k, v]) = made(check, cache, [q, k, v], positions, [queries, new_keys])?;
             let places = shape.places(table.as_slice()?, positions.as_slice()?);
             pages::append(keys, &k, &places);
             pages::append(values, &v, &places);
@@ -214,15 +216,15 @@ pub fn rms_norm_rope_append_paged(
 /// as they are.
 fn made(
     check: Check,
-    cached: DType,
+    cached: CacheType,
     [q, k, v]: [&Tensor; 3],
     positions: &Tensor,
     [queries, new_keys]: [&RmsNormRope<'_>; 2],
 ) -> Result<(Tensor, [Tensor; 2]), KernelError> {
     let q = rms_norm_rope(q, positions, queries)?;
     let k = rms_norm_rope(k, positions, new_keys)?;
-    let k = kv_append::rounded(check, ("k", &k), cached)?;
-    let v = kv_append::rounded(check, ("v", v), cached)?;
+    let k = encoded(check, ("k", &k), cached)?;
+    let v = encoded(check, ("v", v), cached)?;
     Ok((q, [k, v]))
 }
 

@@ -16,7 +16,8 @@ use crate::simd::Amx;
 use crate::simd::tiles::TileUnit;
 use crate::{
     Cpu, KernelError, Tensor,
-    cast::{Float, with_float},
+    cast::with_float,
+    ops::cache_rows::{CacheType, Int8, Stored},
     simd::{
         Kernel, Simd,
         math::{self, Math},
@@ -120,9 +121,9 @@ struct Task<'a, T> {
     plan: &'a Plan<'a>,
     /// `[T, Hq, D]`.
     q: &'a [f32],
-    /// This head's, `[capacity, D]`.
+    /// This head's rows of D values.
     k: &'a [T],
-    /// This head's, `[capacity, Dv]`.
+    /// This head's rows of Dv values.
     v: &'a [T],
     head: usize,
     tokens: Range<usize>,
@@ -187,7 +188,7 @@ impl Output<'_> {
 /// head.
 pub(super) fn rounded(
     cpu: &Cpu,
-    cache: FloatType,
+    cache: CacheType,
     rows: usize,
     params: &AttentionParams,
 ) -> Option<FloatType> {
@@ -206,6 +207,25 @@ fn tiles(cpu: &Cpu, cache: DType, rows: usize, params: &AttentionParams) -> Opti
     cpu.isa().tiles().filter(|_| pays)
 }
 
+/// Evaluates `$body` with the type `$stored` standing for the elements of a cache of this type.
+macro_rules! with_stored {
+    ($dtype:expr, $stored:ident => $body:expr) => {
+        match FloatType::from_dtype($dtype) {
+            Some(float) => with_float!(float, $stored => $body),
+            None => {
+                type $stored = Int8;
+                $body
+            }
+        }
+    };
+}
+
+/// Dv of the values `v`, which are checked.
+fn value_width(v: &Tensor) -> usize {
+    let cache = FloatType::from_dtype(v.dtype()).map_or(CacheType::Int8, CacheType::Float);
+    cache.width(v.dim(2))
+}
+
 pub(super) fn attention(
     cpu: &Arc<Cpu>,
     [q, k, v]: [&Tensor; 3],
@@ -214,18 +234,18 @@ pub(super) fn attention(
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
     if q.is_empty() || v.is_empty() {
-        return Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device());
+        return Tensor::allocate(&[q.dim(0), q.dim(1), value_width(v)], DType::F32, q.device());
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(unit) = tiles(cpu, k.dtype(), positions.len() * q.dim(1) / k.dim(0), params) {
-        return with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
+        return with_stored!(k.dtype(), T => {
             on_tiles::<T>(cpu, unit, [q, k, v], (positions, sinks), params)
         });
     }
     let plan = Plan::new([q, k, v], (positions, sinks), params, |_| ROWS);
     let whole = |width: usize| width.is_multiple_of(cpu.isa().lanes());
     let streams = positions.len() == 1 && whole(plan.width) && whole(plan.value_width);
-    with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
+    with_stored!(k.dtype(), T => {
         plan.compute(cpu, [q, k, v], |task: Task<'_, T>| match streams {
             true => cpu.isa().dispatch(Stream(task)),
             false => cpu.isa().dispatch(Pass(task)),
@@ -235,7 +255,7 @@ pub(super) fn attention(
 
 /// The same on tiles of a unit, for caches of `T`.
 #[cfg(any(test, target_arch = "x86_64"))]
-fn on_tiles<T: Float>(
+fn on_tiles<T: Stored>(
     cpu: &Arc<Cpu>,
     unit: impl TileUnit,
     [q, k, v]: [&Tensor; 3],
@@ -256,7 +276,7 @@ impl<'a> Plan<'a> {
         params: &'a AttentionParams,
         rows: impl Fn(usize) -> usize,
     ) -> Self {
-        let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
+        let (heads, width, value_width) = (k.dim(0), q.dim(2), value_width(v));
         let group = q.dim(1) / heads;
         let block = (rows(positions.len() * q.dim(1)) / group).clamp(1, positions.len());
         let capacity = k.dim(1);
@@ -264,15 +284,15 @@ impl<'a> Plan<'a> {
     }
 
     /// Computes the result, task by task.
-    fn compute<T: Float>(
+    fn compute<T: Stored>(
         mut self,
         cpu: &Cpu,
         [q, k, v]: [&Tensor; 3],
         run: impl Fn(Task<'_, T>) + Sync + Send,
     ) -> Result<Tensor, KernelError> {
-        let mut y = Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device())?;
+        let mut y = Tensor::allocate(&[q.dim(0), q.dim(1), self.value_width], DType::F32, q.device())?;
         self.stretches = stretches(cpu.threads(), self.heads * self.blocks(), self.longest());
-        let (q, k, v) = (q.as_slice()?, k.as_slice::<T>()?, v.as_slice::<T>()?);
+        let (q, k, v) = (q.as_slice()?, T::rows(k)?, T::rows(v)?);
         let values = y.as_mut_slice()?;
         if self.stretches == 1 {
             let outputs = self.rows_of_tasks(values).into_iter().map(Output::Whole);
@@ -320,7 +340,7 @@ impl Plan<'_> {
     }
 
     /// Runs all tasks, of which each has an output.
-    fn run<T: Float>(
+    fn run<T: Stored>(
         &self,
         cpu: &Cpu,
         q: &[f32],
@@ -335,7 +355,7 @@ impl Plan<'_> {
             let (head, tokens) = (block / blocks, self.tokens(block % blocks));
             let keys = cut(self.keys(tokens.clone()), self.stretches, stretch);
             let head_of = |width: usize| head * capacity * width..(head + 1) * capacity * width;
-            let (k, v) = (&k[head_of(self.width)], &v[head_of(self.value_width)]);
+            let (k, v) = (&k[head_of(T::row(self.width))], &v[head_of(T::row(self.value_width))]);
             run(Task { plan: self, q, k, v, head, tokens, keys, output });
         };
         let tasks = outputs.into_iter().enumerate();

@@ -3,10 +3,9 @@ use super::{
     tile::{Left, Product},
 };
 use crate::{
-    cast::Float,
+    ops::cache_rows::Stored,
     simd::{Kernel, Simd, math::Math},
 };
-use lowbit_formats::DType;
 use std::ops::Range;
 
 /// Keys that are scored and summed together: their scores stay in the nearest cache.
@@ -18,7 +17,7 @@ const KEYS: usize = 64;
 /// values are, and the softmax of as many rows as there are lanes goes on at once.
 pub(super) struct Pass<'a, T>(pub Task<'a, T>);
 
-impl<T: Float> Kernel for Pass<'_, T> {
+impl<T: Stored> Kernel for Pass<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -37,7 +36,7 @@ impl<T: Float> Kernel for Pass<'_, T> {
             if runs.iter().all(|run| run.keys.is_empty()) {
                 continue;
             }
-            let k = &task.k[keys.start * width..keys.end * width];
+            let k = &task.k[keys.start * T::row(width)..keys.end * T::row(width)];
             let k = Left::Rows { values: widened(simd, k, width, width, &mut wide_k), stride: width };
             let scores = &mut softmax.scores[..keys.len() * softmax.lanes];
             scores.fill(0.0);
@@ -49,7 +48,7 @@ impl<T: Float> Kernel for Pass<'_, T> {
             if softmax.update(simd, keys.len()) {
                 softmax.rescale(&mut sums, columns);
             }
-            let v = &task.v[keys.start * value_width..keys.end * value_width];
+            let v = &task.v[keys.start * T::row(value_width)..keys.end * T::row(value_width)];
             let v = widened(simd, v, value_width, columns, &mut wide_v);
             // Weights of keys that are not seen are 0, which keeps out what is finite.
             let runs = match runs.len() > 1 && are_finite(simd, v) {
@@ -76,7 +75,7 @@ struct Run {
     keys: Range<usize>,
 }
 
-impl<T: Float> Task<'_, T> {
+impl<T: Stored> Task<'_, T> {
     /// The scaled queries, transposed: `[D, lanes]`.
     #[inline(always)]
     fn queries(&self, lanes: usize) -> Vec<f32> {
@@ -134,24 +133,25 @@ fn are_finite<S: Simd>(simd: S, x: &[f32]) -> bool {
 
 /// Rows of `width` in f32, `columns` apart; `wide` holds them where they are not that already.
 #[inline(always)]
-fn widened<'a, S: Simd, T: Float>(
+fn widened<'a, S: Simd, T: Stored>(
     simd: S,
     x: &'a [T],
     width: usize,
     columns: usize,
     wide: &'a mut Vec<f32>,
 ) -> &'a [f32] {
-    if T::DTYPE == DType::F32 && width == columns {
+    if T::F32 && width == columns {
         return bytemuck::cast_slice(x);
     }
-    wide.resize(x.len() / width * columns, 0.0);
-    for (x, y) in x.chunks_exact(width).zip(wide.chunks_exact_mut(columns)) {
-        let whole = width / S::LANES * S::LANES;
-        for (x, y) in x.chunks_exact(S::LANES).zip(y.chunks_exact_mut(S::LANES)) {
-            simd.store(T::load(simd, x), y);
+    wide.resize(x.len() / T::row(width) * columns, 0.0);
+    for (x, y) in x.chunks_exact(T::row(width)).zip(wide.chunks_exact_mut(columns)) {
+        let scales = T::scales(x, width);
+        let (whole, rest) = y[..width].split_at_mut(width / S::LANES * S::LANES);
+        for (i, y) in whole.chunks_exact_mut(S::LANES).enumerate() {
+            simd.store(T::load(simd, x, i * S::LANES, &scales), y);
         }
-        for (x, y) in x[whole..].iter().zip(&mut y[whole..]) {
-            *y = x.widen();
+        for (at, y) in (whole.len()..).zip(rest) {
+            *y = T::widen(x, at, &scales);
         }
     }
     wide

@@ -2,7 +2,7 @@
 
 use super::{Output, Plan, Task, bend};
 use crate::{
-    cast::Float,
+    ops::cache_rows::Stored,
     simd::{
         Kernel, MAX_LANES, Simd,
         math::{self, Math},
@@ -28,7 +28,7 @@ const AHEAD: usize = 2048;
 /// empty.
 pub(super) struct Stream<'a, T>(pub Task<'a, T>);
 
-impl<T: Float> Kernel for Stream<'_, T> {
+impl<T: Stored> Kernel for Stream<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -55,8 +55,8 @@ impl<T: Float> Kernel for Stream<'_, T> {
 /// The number of keys that are scored and summed together. With their values, and with the lines
 /// asked for ahead, they must stay in the first-level cache; if one head reads them, they are used
 /// up so fast that fewer are better still.
-fn keys_together<T>(heads: usize, width: usize) -> usize {
-    if heads == 1 || width * size_of::<T>() > 256 { KEYS / 2 } else { KEYS }
+fn keys_together<T: Stored>(heads: usize, width: usize) -> usize {
+    if heads == 1 || T::row(width) * size_of::<T>() > 256 { KEYS / 2 } else { KEYS }
 }
 
 /// Keys that are taken in turn from [`STREAMS`] places in memory.
@@ -96,10 +96,10 @@ struct Rows<'a, T> {
     width: usize,
 }
 
-impl<'a, T: Float> Rows<'a, T> {
+impl<'a, T: Stored> Rows<'a, T> {
     #[inline(always)]
     fn row(self, index: usize) -> &'a [T] {
-        &self.values[index * self.width..][..self.width]
+        &self.values[index * T::row(self.width)..][..T::row(self.width)]
     }
 
     /// Asks for a row.
@@ -115,7 +115,7 @@ impl<'a, T: Float> Rows<'a, T> {
 /// Asks for the line of memory that is [`AHEAD`] of element `at` of `row`. (Asking twice costs less
 /// than a branch.)
 #[inline(always)]
-fn prefetch<S: Simd, T: Float>(simd: S, row: &[T], at: usize) {
+fn prefetch<S: Simd, T: Stored>(simd: S, row: &[T], at: usize) {
     simd.prefetch(bytemuck::cast_slice(row), at * size_of::<T>() + AHEAD);
 }
 
@@ -160,7 +160,7 @@ impl Heads {
 
     /// The scores of at most [`KEYS`] keys; their rows of `unasked` are asked for meanwhile.
     #[inline(always)]
-    fn score<S: Simd, T: Float>(
+    fn score<S: Simd, T: Stored>(
         &mut self,
         simd: S,
         k: Rows<'_, T>,
@@ -185,7 +185,7 @@ impl Heads {
     /// The scores of `H` heads from `head` on, `J` keys at a time; `H * J` is `S::LANES`. Returns
     /// `H`.
     #[inline(always)]
-    fn score_heads<S: Simd, T: Float, const H: usize, const J: usize>(
+    fn score_heads<S: Simd, T: Stored, const H: usize, const J: usize>(
         &mut self,
         simd: S,
         (k, unasked): (Rows<'_, T>, Option<Rows<'_, T>>),
@@ -196,6 +196,7 @@ impl Heads {
         for first in (0..keys.count).step_by(J) {
             // Rows beyond the last are the last one again: their scores are not used.
             let rows: [&[T]; J] = std::array::from_fn(|j| k.row(keys.key((first + j).min(keys.count - 1))));
+            let scales = rows.map(|row| T::scales(row, k.width));
             if let Some(v) = unasked {
                 (first..keys.count.min(first + J)).for_each(|index| v.prefetch(simd, keys.key(index)));
             }
@@ -203,9 +204,9 @@ impl Heads {
             let mut at = 0;
             while at + S::LANES <= k.width {
                 let mut vectors = [simd.splat(0.0); J];
-                for (vector, row) in vectors.iter_mut().zip(rows) {
+                for ((vector, row), scales) in vectors.iter_mut().zip(rows).zip(&scales) {
                     prefetch(simd, row, at);
-                    *vector = T::load(simd, &row[at..]);
+                    *vector = T::load(simd, row, at, scales);
                 }
                 for (sums, query) in sums.iter_mut().zip(queries) {
                     add_products(simd, simd.load(&query[at..]), &vectors, sums);
@@ -248,7 +249,7 @@ impl Heads {
 
     /// Adds the values of `keys` to the sums.
     #[inline(always)]
-    fn sum_values<S: Simd, T: Float>(&mut self, simd: S, v: Rows<'_, T>, keys: Keys) {
+    fn sum_values<S: Simd, T: Stored>(&mut self, simd: S, v: Rows<'_, T>, keys: Keys) {
         let mut head = 0;
         while head < self.count {
             // The sums, the values that are added to them and a weight must fit the registers.
@@ -264,7 +265,7 @@ impl Heads {
     /// Adds the values to the sums of `H` heads from `head` on, `V` vectors of columns at a time.
     /// Returns `H`.
     #[inline(always)]
-    fn sum_heads<S: Simd, T: Float, const H: usize, const V: usize>(
+    fn sum_heads<S: Simd, T: Stored, const H: usize, const V: usize>(
         &mut self,
         simd: S,
         v: Rows<'_, T>,
@@ -286,7 +287,7 @@ impl Heads {
     /// Adds `V` vectors of the values' columns to the sums of `H` heads, from `head` and `column`
     /// on.
     #[inline(always)]
-    fn sum_columns<S: Simd, T: Float, const H: usize, const V: usize>(
+    fn sum_columns<S: Simd, T: Stored, const H: usize, const V: usize>(
         &mut self,
         simd: S,
         v: Rows<'_, T>,
@@ -307,10 +308,10 @@ impl Heads {
             for at in (0..V * S::LANES).step_by(LINE / size_of::<T>()) {
                 prefetch(simd, row, column + at);
             }
-            let row = &row[column..][..V * S::LANES];
+            let scales = T::scales(row, v.width);
             let mut vectors = [simd.splat(0.0); V];
             for (i, vector) in vectors.iter_mut().enumerate() {
-                *vector = T::load(simd, &row[i * S::LANES..]);
+                *vector = T::load(simd, row, column + i * S::LANES, &scales);
             }
             for (sums, weights) in sums.iter_mut().zip(weights) {
                 add_products(simd, simd.splat(weights[j]), &vectors, sums);

@@ -6,11 +6,13 @@
 //! | `cmma_tile/` | the kernel for many query rows of 16-bit floats on cooperative matrices |
 //! | `../cuda/` | the kernel for 16-bit floats on NVIDIA's tensor cores |
 //! | `combine.rs` | the kernel that makes one result of a row whose keys several cubes shared |
+//! | `int8.rs` | caches of 8 bits: the choice, or their expansion for kernels of floats |
 //! | `paged.rs`, `parts.rs` | keys in pages: the call, and the parts that a row's keys are summed in |
 //! | `operands.rs` | the operands that the kernels over keys have in common |
 
 mod cmma_tile;
 mod combine;
+mod int8;
 pub(super) mod operands;
 mod paged;
 pub(super) mod parts;
@@ -20,6 +22,7 @@ use super::{AttentionParams, CHECK, cuda, policy};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
+use crate::ops::cache_rows::CacheType;
 use crate::ops::pages::gpu::{PoolSizes, Table};
 use crate::{Device, KernelError, Tensor};
 #[cfg(test)]
@@ -31,6 +34,8 @@ use std::f32::consts::LOG2_E;
 
 pub(super) use cmma_tile::CmmaTile;
 pub(super) use combine::CombineConfig;
+#[cfg(test)]
+pub(super) use int8::rounded as rounded_int8;
 pub(super) use paged::{attention_paged, rounded_paged};
 pub(super) use stream::StreamConfig;
 
@@ -48,6 +53,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let config = policy::combine_config(64, FloatType::BF16, 1, target.plane());
     kernels.push(combine::compiled(target, config.with_sinks(true)).code());
     kernels.extend(paged::kernels(target));
+    kernels.extend(int8::kernels(target));
     let mut push = |dtype, cache, sizes| {
         let (config, _) = policy::stream_config([dtype, cache], sizes, target.caps());
         kernels.push(stream::compiled(target, config).code());
@@ -114,9 +120,14 @@ pub(super) fn attention(
     sinks: Option<&Tensor>,
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
-    attention_by(gpu, operands, sinks, params, |dtypes, sizes| {
-        policy::choose(dtypes, sizes, params.scale * LOG2_E, gpu.target())
-    })
+    let [q, k, ..] = operands;
+    let dtype = CHECK.float("q", q)?;
+    match CacheType::of(CHECK, "k", k)? {
+        CacheType::Float(cache) => attention_by(gpu, operands, sinks, params, |sizes| {
+            policy::choose([dtype, cache], sizes, params.scale * LOG2_E, gpu.target())
+        }),
+        CacheType::Int8 => int8::attention(gpu, dtype, operands, sinks, params),
+    }
 }
 
 /// The results of every tile of cooperative matrices that the device has room for, and of every
@@ -136,22 +147,22 @@ pub(super) fn by_each_matrix_kernel(
     let all = all.map(|(config, splits)| (Choice::CmmaTile(config), splits));
     let scale = params.scale * LOG2_E;
     let of_tensor_cores = policy::tensor_core_choices(dtypes, sizes, scale, gpu.target());
-    let by = |choice| attention_by(gpu, operands, sinks, params, |_, _| choice);
+    let by = |choice| attention_by(gpu, operands, sinks, params, |_| choice);
     all.chain(of_tensor_cores).map(by).collect()
 }
 
-/// By the kernel and the number of cubes per row that `choose` makes of the types of q and k, and
-/// of rows per key head, key heads, capacity, D and Dv.
+/// By the kernel and the number of cubes per row that `choose` makes of rows per key head, key
+/// heads, capacity, D and Dv.
 fn attention_by(
     gpu: &Gpu,
     [q, k, v, positions]: [&Tensor; 4],
     sinks: Option<&Tensor>,
     params: &AttentionParams,
-    choose: impl FnOnce([FloatType; 2], [usize; 5]) -> (Choice, usize),
+    choose: impl FnOnce([usize; 5]) -> (Choice, usize),
 ) -> Result<Tensor, KernelError> {
-    let (dtype, cache) = (CHECK.float("q", q)?, CHECK.float("k", k)?);
+    let (dtype, cache) = (CHECK.float("q", q)?, CacheType::of(CHECK, "k", k)?);
     let (tokens, query_heads, width) = (q.dim(0), q.dim(1), q.dim(2));
-    let (heads, capacity, value_width) = (k.dim(0), k.dim(1), v.dim(2));
+    let (heads, capacity, value_width) = (k.dim(0), k.dim(1), cache.width(v.dim(2)));
     let device = Device::Gpu(gpu.clone());
     let y = Tensor::allocate(&[tokens, query_heads, value_width], dtype.dtype(), &device)?;
     if y.is_empty() {
@@ -164,7 +175,7 @@ fn attention_by(
     let operands = [q, k, v, positions];
     let call = Call { gpu, operands, sinks, y: &y, params, group, heads, capacity, table: None };
     let sizes = [tokens * group, heads, capacity, width, value_width];
-    let (kernel, splits) = choose([dtype, cache], sizes);
+    let (kernel, splits) = choose(sizes);
     let kernel = if sinks.is_some() { kernel.in_parts() } else { kernel };
     let kernel = kernel.with_softcap(Softcap::of(params));
     call.run(splits, |out| match kernel {

@@ -10,6 +10,7 @@ use crate::gpu::compile::Target;
 use crate::ops::Check;
 use crate::ops::attention::policy::{self, Choice};
 use crate::ops::attention::{AttentionParams, cuda};
+use crate::ops::cache_rows::CacheType;
 use crate::ops::pages::{PAGE_TOKENS, Pages, PoolShape};
 use crate::{Device, KernelError, Tensor};
 #[cfg(test)]
@@ -47,7 +48,7 @@ pub(in crate::ops::attention) fn attention_paged(
         capacity: shape.columns * PAGE_TOKENS,
         table: Some((table, shape.sizes(check)?)),
     };
-    let dtypes = [dtype, check.float("keys", keys)?];
+    let dtypes = (dtype, CacheType::of(check, "keys", keys)?);
     let [width, value_width] = shape.widths;
     let sizes = [call.group, shape.heads, tokens, width, value_width];
     let (kernel, cubes) = policy::choose_paged(dtypes, sizes, params.scale * LOG2_E, gpu.target());
@@ -63,13 +64,13 @@ pub(in crate::ops::attention) fn attention_paged(
 /// takes.
 pub(in crate::ops::attention) fn rounded_paged(
     gpu: &Gpu,
-    dtypes: [FloatType; 2],
+    dtypes: (FloatType, CacheType),
     sizes: [usize; 5],
     params: &AttentionParams,
 ) -> Option<FloatType> {
     match policy::choose_paged(dtypes, sizes, params.scale * LOG2_E, gpu.target()).0 {
         Choice::Stream(_) => None,
-        _ => Some(dtypes[0]),
+        _ => Some(dtypes.0),
     }
 }
 
@@ -79,12 +80,16 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let [f32, f16, bf16] = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let combine = policy::combine_config(128, f16, PARTS, target.plane()).in_pages(true);
     let mut kernels = vec![super::combine::compiled(target, combine).code()];
+    let of = CacheType::Float;
     let sizes = [
-        ([f16; 2], [4, 4, 16, 256, 256]),
-        ([f16; 2], [8, 2, 1, 128, 128]),
-        ([bf16; 2], [16, 1, 64, 64, 64]),
-        ([f32; 2], [4, 4, 16, 128, 128]),
-        ([f32, f16], [3, 2, 1, 13, 13]),
+        ((f16, of(f16)), [4, 4, 16, 256, 256]),
+        ((f16, of(f16)), [8, 2, 1, 128, 128]),
+        ((bf16, of(bf16)), [16, 1, 64, 64, 64]),
+        ((f32, of(f32)), [4, 4, 16, 128, 128]),
+        ((f32, of(f16)), [3, 2, 1, 13, 13]),
+        ((f16, CacheType::Int8), [4, 4, 16, 256, 256]),
+        ((bf16, CacheType::Int8), [16, 1, 64, 64, 64]),
+        ((f32, CacheType::Int8), [4, 4, 16, 128, 128]),
     ];
     for (dtypes, sizes) in sizes {
         kernels.push(match policy::choose_paged(dtypes, sizes, 0.1, target).0 {

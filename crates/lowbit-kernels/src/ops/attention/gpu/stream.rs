@@ -19,6 +19,7 @@ use crate::gpu::compile::Target;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::launch::{Kernel, kernel};
 use crate::ops::attention::CHECK;
+use crate::ops::cache_rows::CacheType;
 use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -32,7 +33,7 @@ pub(crate) struct StreamConfig {
     /// The type of q and y.
     pub dtype: FloatType,
     /// The type of k and v.
-    pub cache: FloatType,
+    pub cache: CacheType,
     /// D.
     pub width: usize,
     /// Dv.
@@ -47,7 +48,7 @@ pub(crate) struct StreamConfig {
     pub plane: usize,
     /// Planes of a cube: each takes some of the keys.
     pub planes: usize,
-    /// True if rows of k and v are whole vectors of 16 bytes.
+    /// True if rows of k and v are whole vectors of 16 bytes; of 8 bits vectors of 8 bytes.
     pub wide: bool,
     /// True if several cubes share the keys of a row: then y holds parts, which `combine.rs`
     /// combines.
@@ -62,7 +63,16 @@ pub(crate) struct StreamConfig {
 impl StreamConfig {
     /// Elements of a vector.
     fn vector(self) -> usize {
-        if self.wide { 16 / self.cache.size() } else { 1 }
+        match self.cache {
+            CacheType::Float(cache) if self.wide => 16 / cache.size(),
+            CacheType::Float(_) => 1,
+            CacheType::Int8 => 8,
+        }
+    }
+
+    /// Vectors from one row of `width` to the next.
+    fn row(self, width: usize) -> usize {
+        self.cache.row(width) / self.vector()
     }
 
     /// Vectors of a row of `width` that a unit has.
@@ -268,9 +278,10 @@ pub(super) fn compiled(target: &Target, config: StreamConfig) -> Kernel<Attentio
             AttentionStream::kernel::<$q, $k, $y>(target, config.plane * config.planes, $vector, config)
         };
     }
-    with_storage!(config.dtype, Q => match (config.wide, config.cache.size(), config.split) {
-        (true, _, true) => typed!(Q, u32, u32, 4),
-        (true, _, false) => typed!(Q, u32, Q, 4),
+    let words = if config.cache == CacheType::Int8 { 2 } else { 4 };
+    with_storage!(config.dtype, Q => match (config.wide, config.cache.dtype().size(), config.split) {
+        (true, _, true) => typed!(Q, u32, u32, words),
+        (true, _, false) => typed!(Q, u32, Q, words),
         (false, 4, true) => typed!(Q, u32, u32, 1),
         (false, 4, false) => typed!(Q, u32, Q, 1),
         (false, _, true) => typed!(Q, u16, u32, 1),

@@ -58,6 +58,8 @@ pub fn attention_backward(
 ) -> Result<AttentionGradient, KernelError> {
     let check = Check("attention_backward");
     check_operands(check, [q, k, v], positions, params)?;
+    // Integers have no gradient.
+    check.float("k", k)?;
     let want = [q.dim(0), q.dim(1), v.dim(2)];
     for (name, operand) in [("y", y), ("dy", dy)] {
         check.shape(name, operand, &want, || format!("q {:?} with v {:?}", q.shape(), v.shape()))?;

@@ -4,7 +4,8 @@
 //! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a
 //! cube belongs to follows from its number alone. Queries take part only where they share the
 //! config with the keys; else they get a launch of their own. Places beyond the caches' capacity
-//! are computed and stored nowhere. Caches are contiguous, or pages of a pool.
+//! are computed and stored nowhere. Caches are contiguous, or pages of a pool. Caches of integers
+//! get their rows by a second launch, which encodes what the first one leaves of the keys.
 
 use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
 use crate::gpu::compile::Target;
@@ -12,6 +13,7 @@ use crate::gpu::float::with_storage;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::ops::Check;
+use crate::ops::cache_rows::{self, CacheType};
 use crate::ops::kv_append::gpu::append_vector;
 use crate::ops::kv_append::kv_append;
 use crate::ops::pages::gpu::{PoolSizes, Table, cache_row};
@@ -121,7 +123,13 @@ fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
         let (row, exists, position) = head_of_unit(counts.keys, per_token, query_cubes, positions, config);
         let token = row / per_token;
         let place = (token, row % per_token, places[token as usize]);
-        let (to, has) = cache_row(table, place, counts.capacity, &pool, comptime!(config.paged));
+        let mut to = row;
+        let mut has = true.runtime();
+        if comptime!(!config.staged) {
+            let (at, within) = cache_row(table, place, counts.capacity, &pool, comptime!(config.paged));
+            to = at;
+            has = within;
+        }
         let (from, to) = (row * sizes.width, to * sizes.width);
         let head = Head { from: from as usize, to: to as usize, live: exists && has, position };
         norm_and_rotate::<X, Y, V>(
@@ -182,11 +190,20 @@ pub(in crate::ops::rms_norm_rope) fn launch(
         true => Tensor::allocate(&[q.dim(0), q.dim(1), queries.head_dim], q.dtype(), q.device())?,
         false => rms_norm_rope(q, positions, queries)?,
     };
+    let query_count = if together { q.dim(0) * q.dim(1) } else { 0 };
+    let new = [q, k, v];
+    if CacheType::of(check, "keys", keys)? == CacheType::Int8 {
+        let made = Tensor::allocate(k.shape(), k.dtype(), k.device())?;
+        let caches = [&made; 2];
+        let append = Append { check, gpu, caches, table, new, positions, places, query_count, staged: true };
+        append.launch([queries, new_keys], &y)?;
+        cache_rows::gpu::append(check, gpu, &mut [keys, values], &[&made, v], places, table)?;
+        return Ok(y);
+    }
     keys.unshare()?;
     values.unshare()?;
-    let query_count = if together { q.dim(0) * q.dim(1) } else { 0 };
-    let (caches, new) = ([&*keys, &*values], [q, k, v]);
-    let append = Append { check, gpu, caches, table, new, positions, places, query_count };
+    let caches = [&*keys, &*values];
+    let append = Append { check, gpu, caches, table, new, positions, places, query_count, staged: false };
     append.launch([queries, new_keys], &y)?;
     Ok(y)
 }
@@ -195,7 +212,7 @@ pub(in crate::ops::rms_norm_rope) fn launch(
 struct Append<'a> {
     check: Check,
     gpu: &'a Gpu,
-    /// Of keys and values; not shared.
+    /// Of keys and values; not shared. If `staged`, new keys twice: values are not written then.
     caches: [&'a Tensor; 2],
     table: Option<Table<'a>>,
     /// q, k and v.
@@ -205,13 +222,16 @@ struct Append<'a> {
     places: &'a Tensor,
     /// Query heads that the launch takes: all or none.
     query_count: usize,
+    /// See [`HeadConfig::staged`].
+    staged: bool,
 }
 
 impl Append<'_> {
     fn launch(&self, [queries, new_keys]: [&Params<'_>; 2], y: &Tensor) -> Result<(), KernelError> {
-        let Self { check, gpu, caches: [keys, values], table, new: [q, k, v], query_count, .. } = *self;
-        let (positions, places) = (self.positions, self.places);
-        let (heads, width, value_width) = (k.dim(1), keys.dim(-1), values.dim(-1));
+        let Self { check, gpu, caches: [keys, values], table, new: [q, k, v], positions, .. } = *self;
+        let Self { places, query_count, staged, .. } = *self;
+        let (heads, width) = (k.dim(1), keys.dim(-1));
+        let value_width = if staged { 0 } else { values.dim(-1) };
         let count = k.dim(0) * heads;
         let inv_freq = new_keys.rope.uploaded(k.device())?;
         let norm = |params: &Params<'_>| match params.norm {
@@ -227,7 +247,8 @@ impl Append<'_> {
         // as among many.
         let many = if table.is_some() { usize::MAX } else { count.max(query_count) };
         let sizes = [many, value_width, query_pitch];
-        let config = HeadConfig::of(gpu.target(), new_keys, sizes, types, &tensors).in_pages(table.is_some());
+        let config = HeadConfig::of(gpu.target(), new_keys, sizes, types, &tensors);
+        let config = config.in_pages(table.is_some() && !staged).staged(staged);
         let vector = config.rows.vector;
         // The caches' last elements must have an index too.
         check.index(keys.len().max(values.len()).max(q.len()))?;

@@ -2,8 +2,7 @@
 
 use super::{KEYS, STEPS};
 use crate::{
-    cast::Float,
-    ops::attention::cpu::Task,
+    ops::{attention::cpu::Task, cache_rows::Stored},
     simd::{
         MAX_LANES, Simd,
         tiles::{Pairs, STEP, TILE},
@@ -37,7 +36,7 @@ impl<'a> Chunk<'a> {
 
     /// Takes the place of what was there.
     #[inline(always)]
-    pub fn load<S: Simd, T: Float>(&mut self, simd: S, task: &Task<'_, T>, keys: Range<usize>) {
+    pub fn load<S: Simd, T: Stored>(&mut self, simd: S, task: &Task<'_, T>, keys: Range<usize>) {
         let rows = |x, width: usize| Source { x, width, keys: keys.clone() };
         let [width, value_width] = self.widths;
         rows(task.k, width).to_keys(simd, self.k);
@@ -80,12 +79,12 @@ struct Source<'a, T> {
     keys: Range<usize>,
 }
 
-impl<T: Float> Source<'_, T> {
+impl<T: Stored> Source<'_, T> {
     /// Key `index` of the chunk.
     #[inline(always)]
     fn row(&self, index: usize) -> Option<&[T]> {
         let row = self.keys.start + index;
-        (row < self.keys.end).then(|| &self.x[row * self.width..][..self.width])
+        (row < self.keys.end).then(|| &self.x[row * T::row(self.width)..][..T::row(self.width)])
     }
 
     /// Lays keys in tiles, with rows of zeros after the last.
@@ -94,7 +93,7 @@ impl<T: Float> Source<'_, T> {
         let steps = self.width.div_ceil(STEP);
         for (index, tiles) in tiles.chunks_exact_mut(steps).enumerate() {
             for row in 0..TILE {
-                let x = self.row(index * TILE + row).unwrap_or_default();
+                let x = Row::new(self.row(index * TILE + row), self.width);
                 round_row(simd, x, simd.splat(1.0), tiles, row);
             }
         }
@@ -110,10 +109,10 @@ impl<T: Float> Source<'_, T> {
             let tile = &mut tiles[step];
             for (pair, out) in tile.0.iter_mut().enumerate() {
                 let key = step * STEP + 2 * pair;
-                let (x, y) = (self.row(key).unwrap_or_default(), self.row(key + 1).unwrap_or_default());
+                let [x, y] = [key, key + 1].map(|key| Row::new(self.row(key), self.width));
                 for lane in (0..TILE).step_by(S::LANES) {
                     let column = index * TILE + lane;
-                    let (first, second) = (load(simd, x, column), load(simd, y, column));
+                    let (first, second) = (x.load(simd, column), y.load(simd, column));
                     // Infinity and NaN times 0 are NaN.
                     finite = simd.mul_add(second, zero, simd.mul_add(first, zero, finite));
                     simd.store_bf16_pairs(first, second, &mut out[lane..]);
@@ -128,35 +127,66 @@ impl<T: Float> Source<'_, T> {
     fn not_finite(&self, step: usize) -> Vec<(usize, usize, f32)> {
         let mut found = vec![];
         for key in step * STEP..(step + 1) * STEP {
-            let values = self.row(key).unwrap_or_default().iter().map(|x| x.widen()).enumerate();
+            let row = Row::new(self.row(key), self.width);
+            let values = (0..row.width).map(|at| (at, row.value(at)));
             found.extend(values.filter(|(_, x)| !x.is_finite()).map(|(column, x)| (key, column, x)));
         }
         found
     }
 }
 
-/// The elements from `at` on, and zeros after the last.
-#[inline(always)]
-fn load<S: Simd, T: Float>(simd: S, x: &[T], at: usize) -> S::V {
-    match x.get(at..at + S::LANES) {
-        Some(x) => T::load(simd, x),
-        None => {
-            let mut padded = [0.0; MAX_LANES];
-            for (y, x) in padded.iter_mut().zip(x.get(at..).unwrap_or_default()) {
-                *y = x.widen();
-            }
-            simd.load(&padded)
+/// A row of some type.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a, T: Stored> {
+    stored: &'a [T],
+    scales: Option<T::Scales>,
+    width: usize,
+}
+
+impl<'a, T: Stored> Row<'a, T> {
+    /// A row of `width` values; of none without one.
+    #[inline(always)]
+    pub fn new(stored: Option<&'a [T]>, width: usize) -> Self {
+        match stored {
+            Some(stored) => Self { stored, scales: Some(T::scales(stored, width)), width },
+            None => Self { stored: &[], scales: None, width: 0 },
         }
+    }
+
+    /// The values from `at` on, and zeros after the last.
+    #[inline(always)]
+    fn load<S: Simd>(&self, simd: S, at: usize) -> S::V {
+        match &self.scales {
+            Some(scales) if at + S::LANES <= self.width => T::load(simd, self.stored, at, scales),
+            _ => {
+                let mut padded = [0.0; MAX_LANES];
+                for (y, at) in padded.iter_mut().zip(at..self.width) {
+                    *y = self.value(at);
+                }
+                simd.load(&padded)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn value(&self, at: usize) -> f32 {
+        self.scales.as_ref().map_or(0.0, |scales| T::widen(self.stored, at, scales))
     }
 }
 
 /// Scales and rounds a row: row `row` of tiles side by side.
 #[inline(always)]
-pub(super) fn round_row<S: Simd, T: Float>(simd: S, x: &[T], scale: S::V, tiles: &mut [Pairs], row: usize) {
+pub(super) fn round_row<S: Simd, T: Stored>(
+    simd: S,
+    x: Row<'_, T>,
+    scale: S::V,
+    tiles: &mut [Pairs],
+    row: usize,
+) {
     for (step, tile) in tiles.iter_mut().enumerate() {
         let out = tile.0[row].as_flattened_mut();
         for at in (0..STEP).step_by(S::LANES) {
-            simd.store_bf16(simd.mul(load(simd, x, step * STEP + at), scale), &mut out[at..]);
+            simd.store_bf16(simd.mul(x.load(simd, step * STEP + at), scale), &mut out[at..]);
         }
     }
 }

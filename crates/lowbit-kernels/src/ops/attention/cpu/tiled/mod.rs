@@ -24,7 +24,7 @@ use super::{Plan, Task};
 use crate::{
     Cpu,
     buffer::Buffer,
-    cast::Float,
+    ops::cache_rows::Stored,
     simd::{
         Simd,
         tiles::{Block, Pairs, STEP, TILE, TileKernel, Tiles},
@@ -48,7 +48,7 @@ pub(super) struct Tiled<'a, T> {
     pub task: Task<'a, T>,
 }
 
-impl<T: Float> TileKernel for Tiled<'_, T> {
+impl<T: Stored> TileKernel for Tiled<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::{
     ROWS,
-    chunk::{Chunk, round_row},
+    chunk::{Chunk, Row, round_row},
 };
 use crate::{
     ops::attention::cpu::{Output, Plan, Task, bend},
@@ -64,7 +64,7 @@ impl<'a> Rows<'a> {
         for (half, queries) in halves.enumerate() {
             for row in 0..TILE {
                 let index = first + half * TILE + row;
-                let x = if index < end { task.query(index) } else { &[] };
+                let x = Row::new((index < end).then(|| task.query(index)), task.plan.width);
                 round_row(simd, x, scale, queries, row);
             }
             for tile in queries {

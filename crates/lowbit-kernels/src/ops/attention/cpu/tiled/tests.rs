@@ -1,12 +1,12 @@
 use super::super::on_tiles;
 use crate::{
     Device, Tensor,
-    cast::Float,
     ops::{
         attention::{
             AttentionParams,
             tests::{CASE, Case},
         },
+        cache_rows::{CacheType, Int8, Stored},
         testing::devices,
     },
     simd::tiles::Model,
@@ -22,12 +22,13 @@ fn attention(
     params: &AttentionParams,
 ) -> Vec<Tensor> {
     match k.dtype() {
+        DType::I8 => attention_of::<Int8>(device, [q, k, v, at], sinks, params),
         DType::F16 => attention_of::<f16>(device, [q, k, v, at], sinks, params),
         _ => attention_of::<bf16>(device, [q, k, v, at], sinks, params),
     }
 }
 
-fn attention_of<T: Float>(
+fn attention_of<T: Stored>(
     device: &Device,
     [q, k, v, at]: [&Tensor; 4],
     sinks: Option<&Tensor>,
@@ -44,8 +45,8 @@ fn attention_of<T: Float>(
 }
 
 /// Compares with the reference, for queries in f32. Keys and values that no query sees are NaN.
-fn check(case: &Case, positions: &[u32], cache: FloatType, device: &Device) {
-    case.check_each(positions, [FloatType::F32, cache], device, |operands, sinks| {
+fn check(case: &Case, positions: &[u32], cache: impl Into<CacheType>, device: &Device) {
+    case.check_each(positions, (FloatType::F32, cache.into()), device, |operands, sinks| {
         let all = attention(device, operands, sinks, &case.params());
         all.into_iter().map(|y| (y, Some(FloatType::BF16))).collect()
     });
@@ -95,6 +96,16 @@ fn keys_beyond_a_stretch_and_rows_beyond_a_block() {
     // Cut into several stretches of keys.
     let case = Case { capacity: 1200, query_heads: 2, heads: 1, ..case };
     check(&case, &range(1100, 20), FloatType::F16, &device);
+}
+
+#[test]
+fn caches_of_8_bits() {
+    for device in devices() {
+        for (width, value_width) in [(16, 48), (48, 16), (64, 144), (256, 32)] {
+            let case = Case { width, value_width, ..CASE };
+            check(&case, &range(30, 35), CacheType::Int8, &device);
+        }
+    }
 }
 
 #[test]

@@ -2,13 +2,16 @@
 
 use super::super::rows::{Cut, Layout, Values};
 use crate::ops::attention::gpu::operands::Softcap;
+use crate::ops::cache_rows::CacheType;
 use lowbit_formats::FloatType;
 
 /// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super::super) struct StepConfig {
-    /// The type of q, k, v and y: f16 or bf16.
+    /// The type of q and y: f16 or bf16.
     pub dtype: FloatType,
+    /// True if k and v are of 8 bits, see [`CacheType::Int8`]; else they are of q's type.
+    pub int8: bool,
     /// D: 64, 128, 256 or 512.
     pub width: usize,
     /// Dv, one of the same.
@@ -34,7 +37,7 @@ impl StepConfig {
     /// For blocks of 8 query rows of heads of D and Dv, if the kernel takes these: with as many
     /// bytes under way as `shared_memory` has room for.
     pub fn new(
-        dtype: FloatType,
+        (dtype, int8): (FloatType, bool),
         [width, value_width]: [usize; 2],
         blocks: usize,
         shared_memory: usize,
@@ -42,14 +45,19 @@ impl StepConfig {
         // As measured, see bench/record/cuda/2026-11-25.md.
         let best = if width.max(value_width) <= 128 { (2, 3) } else { (4, 3) };
         let cuts = [best, (4, 2), (2, 2), (2, 1)];
-        let all = cuts.map(|cut| Self::cut_into(dtype, [width, value_width], blocks, cut));
+        let all = cuts.map(|cut| Self::cut_into((dtype, int8), [width, value_width], blocks, cut));
         all.into_iter().flatten().find(|config| config.shared_memory() <= shared_memory)
     }
 
     /// The same for keys in pages. Two cubes share a multiprocessor where its memory allows it: one
     /// reads while the other ends a part.
-    pub fn paged(dtype: FloatType, widths: [usize; 2], blocks: usize, shared_memory: usize) -> Option<Self> {
-        let all = [(2, 3), (2, 2), (2, 1)].map(|cut| Self::cut_into(dtype, widths, blocks, cut));
+    pub fn paged(
+        types: (FloatType, bool),
+        widths: [usize; 2],
+        blocks: usize,
+        shared_memory: usize,
+    ) -> Option<Self> {
+        let all = [(2, 3), (2, 2), (2, 1)].map(|cut| Self::cut_into(types, widths, blocks, cut));
         let all: Vec<_> = all.into_iter().flatten().collect();
         let fit = |memory: usize| all.iter().find(|config| config.shared_memory() <= memory);
         let config = fit(shared_memory / 2).or_else(|| fit(shared_memory))?;
@@ -58,7 +66,7 @@ impl StepConfig {
 
     /// With planes and stages of a cube.
     fn cut_into(
-        dtype: FloatType,
+        (dtype, int8): (FloatType, bool),
         [width, value_width]: [usize; 2],
         blocks: usize,
         (planes, stages): (usize, usize),
@@ -68,9 +76,11 @@ impl StepConfig {
         // Registers hold 4096 sums of a plane.
         let taken = known && blocks * value_width <= 512;
         // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
-        let keys = (4096 / widest).max(16);
+        // So have tiles of 8 bits, which must lie within pages.
+        let keys = if int8 { (8192 / widest).min(64) } else { 4096 / widest }.max(16);
         let (split, paged, softcap) = (false, false, None);
-        let config = Self { dtype, width, value_width, blocks, planes, keys, stages, split, paged, softcap };
+        let config =
+            Self { dtype, int8, width, value_width, blocks, planes, keys, stages, split, paged, softcap };
         taken.then_some(config)
     }
 
@@ -96,20 +106,30 @@ impl StepConfig {
         Values { dtype, keys, vectors: self.value_width / 8, layout, units: 32 }
     }
 
-    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row
-    /// has, so that vectors of the same column of 8 rows lie in different banks.
-    pub fn stride(self) -> usize {
+    /// Vectors of 16 bytes from one row of q to the next in shared memory: one more than a row has,
+    /// so that vectors of the same column of 8 rows lie in different banks.
+    pub fn query_stride(self) -> usize {
         self.width / 8 + 1
+    }
+
+    /// The same of k. Rows of 8 bits lie side by side: with their scales, they have such a length
+    /// but in heads of 512.
+    pub fn stride(self) -> usize {
+        self.stride_of(self.width)
     }
 
     /// The same of v.
     pub fn value_stride(self) -> usize {
-        self.value_width / 8 + 1
+        self.stride_of(self.value_width)
+    }
+
+    fn stride_of(self, width: usize) -> usize {
+        if self.int8 { CacheType::Int8.row(width) / 16 } else { width / 8 + 1 }
     }
 
     /// Bytes of the cube's rows of q; the planes' rings come behind.
     pub fn queries(self) -> usize {
-        16 * self.rows() * self.stride()
+        16 * self.rows() * self.query_stride()
     }
 
     /// Bytes of a ring's stage: a tile of k, then one of v.

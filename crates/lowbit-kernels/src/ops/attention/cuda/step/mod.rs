@@ -6,10 +6,14 @@
 //! waits for no other plane until the end. Keys are the rows of the tensor cores' matrices and
 //! query rows the columns: with 8 columns, few of them are empty.
 //!
+//! Keys and values of 8 bits become floats in registers (`codes.rs`).
+//!
 //! With keys in pages, a cube has the query rows of one token, and goes through some of the
 //! parts of their keys, one after the other.
 
+mod codes;
 mod config;
+mod pairs;
 mod ring;
 mod sums;
 
@@ -119,8 +123,12 @@ fn query_rows(
     // All but the queries, which were first.
     wait_copy_groups(comptime!(2 * config.stages));
     sync_cube();
-    let elements = load_queries(memory, config);
-    QueryRows { elements, bounds: row_bounds(positions, row0, sizes, config) }
+    let bounds = row_bounds(positions, row0, sizes, config);
+    if comptime!(config.int8) {
+        QueryRows { elements: codes::load_queries(memory, config), bounds }
+    } else {
+        QueryRows { elements: load_queries(memory, config), bounds }
+    }
 }
 
 /// The sums of this plane's tiles of the keys `visible`, of which the ring has the first.
@@ -145,17 +153,25 @@ fn sum_keys(
     while at < ring.end {
         let row = ring.row(table, ahead, config);
         ring.wait(config);
-        let mut scores = products(&rows.elements, ring.at + stage, config);
+        let mut scores = scores_of_tile(&rows.elements, ring.at + stage, config);
         cap_scores(&mut scores, scale, comptime!(config.blocks * config.keys / 16), config.softcap);
         sync_plane();
         ring.copy(&inputs.k, (ahead, row), stage, comptime!(config.width), config);
         ring.wait(config);
         if at < visible.all_begin || at + keys > min(visible.all_end, ring.end) {
-            zero_non_finite_values(ring.at + stage + to_v, &mut non_finite, config.values());
+            if comptime!(config.int8) {
+                codes::zero_non_finite_scales(ring.at + stage + to_v, &mut non_finite, config);
+            } else {
+                zero_non_finite_values(ring.at + stage + to_v, &mut non_finite, config.values());
+            }
             mask(&mut scores, &non_finite, &rows.bounds, at, ring.end, config);
         }
         let weights = sums.weigh(&mut scores, scale, config);
-        sums.add_weighted_values(&weights, ring.at + stage + to_v, config);
+        if comptime!(config.int8) {
+            sums.add_weighted_codes(&weights, ring.at + stage + to_v, config);
+        } else {
+            sums.add_weighted_values(&weights, ring.at + stage + to_v, config);
+        }
         sync_plane();
         ring.copy(&inputs.v, (ahead, row), stage + to_v, comptime!(config.value_width), config);
         at += comptime!((config.planes * config.keys) as u32);
@@ -163,6 +179,20 @@ fn sum_keys(
         stage = next(stage, config);
     }
     sums
+}
+
+/// The products of the tile of keys at `k_at`: see [`products`].
+#[cube]
+fn scores_of_tile(
+    queries: &Array<u32>,
+    k_at: u32,
+    #[comptime] config: StepConfig,
+) -> Array<Vector<f32, Const<4>>> {
+    if comptime!(config.int8) {
+        codes::products(queries, k_at, config)
+    } else {
+        products(queries, k_at, config)
+    }
 }
 
 /// Begins to copy the cube's rows of q.
@@ -180,7 +210,7 @@ fn copy_queries(
         let (row, column) = (vector / vectors, vector % vectors);
         // Rows past the last are computed and not stored.
         let from = row_index(min(row0 + row, sizes.rows - 1u32), sizes.group) * vectors + column;
-        copy_vector(q, from, to + 16u32 * (row * comptime!(config.stride() as u32) + column));
+        copy_vector(q, from, to + 16u32 * (row * comptime!(config.query_stride() as u32) + column));
         vector += comptime!(config.units() as u32);
     }
     end_copy_group();
@@ -191,7 +221,7 @@ fn copy_queries(
 /// `l / 4`.
 #[cube]
 fn load_queries(q_at: u32, #[comptime] config: StepConfig) -> Array<u32> {
-    let stride = comptime!(16 * config.stride());
+    let stride = comptime!(16 * config.query_stride());
     let lane = UNIT_POS_X % 32u32;
     let q_at = register(q_at + lane % 8u32 * comptime!(stride as u32) + lane / 8u32 * 16u32);
     let mut queries = Array::<u32>::new(comptime!(config.blocks * config.width / 8));

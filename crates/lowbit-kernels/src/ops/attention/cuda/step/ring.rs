@@ -4,6 +4,7 @@
 use super::config::StepConfig;
 use crate::gpu::cuda::ptx::{copy_from, end_copy_group, pointer, wait_copy_groups};
 use crate::ops::attention::gpu::operands::Inputs;
+use crate::ops::cache_rows::CacheType;
 use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -66,6 +67,56 @@ impl Ring {
         #[comptime] width: usize,
         #[comptime] config: StepConfig,
     ) {
+        if comptime!(config.int8) {
+            self.copy_codes(x, tile, to, comptime!(CacheType::Int8.row(width) / 16), config);
+        } else {
+            self.copy_floats(x, tile, to, width, config);
+        }
+        end_copy_group();
+    }
+
+    /// The same of rows of codes and scales, `vectors` each, which lie side by side in the ring,
+    /// too.
+    fn copy_codes(
+        &self,
+        x: &[Vector<u32, Const<4>>],
+        tile: (u32, u32),
+        to: u32,
+        #[comptime] vectors: usize,
+        #[comptime] config: StepConfig,
+    ) {
+        let lane = UNIT_POS_X % 32u32;
+        let (first, start) = tile;
+        let vectors = comptime!(vectors as u32);
+        let passes = comptime!(config.keys * vectors as usize / 32);
+        if first < self.end {
+            let to = self.at + to + lane * 16u32;
+            if first + comptime!(config.keys as u32) <= self.end {
+                let from = pointer(x, start * vectors + lane, 4usize);
+                #[unroll]
+                for i in 0..passes {
+                    copy_from(from, comptime!(32 * i), to, comptime!(512 * i));
+                }
+            } else {
+                #[unroll]
+                for i in 0..passes {
+                    let vector = lane + comptime!(32 * i as u32);
+                    let row = start + min(vector / vectors, self.end - 1u32 - first);
+                    let from = pointer(x, row * vectors + vector % vectors, 4usize);
+                    copy_from(from, 0usize, to, comptime!(512 * i));
+                }
+            }
+        }
+    }
+
+    fn copy_floats(
+        &self,
+        x: &[Vector<u32, Const<4>>],
+        tile: (u32, u32),
+        to: u32,
+        #[comptime] width: usize,
+        #[comptime] config: StepConfig,
+    ) {
         let vectors = comptime!(width / 8);
         // Vectors of a row that a unit copies, and rows that the plane's units copy at once.
         let (each, pass) = comptime!((vectors.div_ceil(32), 32 / vectors.min(32)));
@@ -95,7 +146,6 @@ impl Ring {
                 }
             }
         }
-        end_copy_group();
     }
 
     /// Waits for the oldest tile under way: there are two groups of copies for each stage.

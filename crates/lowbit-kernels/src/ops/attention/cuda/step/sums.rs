@@ -2,7 +2,8 @@
 //! the cube's query rows, and how the planes' sums become one.
 //!
 //! Query rows are the columns of the products: unit `l` of a plane has rows `2 (l % 4)` and the
-//! next of each block of 8, and of each 16 keys or columns of values `l / 4` and `l / 4 + 8`.
+//! next of each block of 8, and of each 16 keys or columns of values `l / 4` and `l / 4 + 8`
+//! (`codes.rs`: of values of 8 bits `2 (l / 4)` and the next).
 
 use super::super::rows::{Destination, LOWEST_SCORE, RowBounds, begin_row};
 use super::config::StepConfig;
@@ -18,7 +19,7 @@ use cubecl_core::prelude::*;
 #[derive(CubeType)]
 pub(super) struct Sums {
     /// Sums of weighted values: columns `l / 4` of both rows, then columns `l / 4 + 8`.
-    values: Array<Vector<f32, Const<4>>>,
+    pub values: Array<Vector<f32, Const<4>>>,
     /// The greatest score, not scaled.
     greatest: Array<f32>,
     /// The sum of the weights of the unit's keys.
@@ -198,8 +199,10 @@ impl Sums {
         }
         sync_cube();
         let shares = Shares { found };
-        let to =
-            register(ring + lane % 4u32 * comptime!(2 * config.sums_stride() as u32) + lane / 4u32 * 4u32);
+        // Bytes from a unit's column to the next unit's, and to its own second one.
+        let (across, next) = comptime!(if config.int8 { (8, 4) } else { (4, 32) });
+        let to = ring + lane % 4u32 * comptime!(2 * config.sums_stride() as u32);
+        let to = register(to + lane / 4u32 * comptime!(across as u32));
         #[unroll]
         for r in 0..comptime!(2 * config.blocks) {
             let row = comptime!(r / 2 * 8 + r % 2);
@@ -210,7 +213,7 @@ impl Sums {
                 let value = self.values[comptime!(r / 2 * config.value_width / 16 + n)];
                 #[unroll]
                 for j in 0..2usize {
-                    let offset = comptime!(row * config.sums_stride() + 64 * n + 32 * j);
+                    let offset = comptime!(row * config.sums_stride() + 64 * n + next * j);
                     store_word(to, offset, u32::reinterpret(value.extract(comptime!(r % 2 + 2 * j))));
                 }
             }

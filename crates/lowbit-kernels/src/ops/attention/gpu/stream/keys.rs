@@ -4,6 +4,8 @@ use super::super::combine::NO_SCORE;
 use super::super::operands::capped;
 use super::{Queries, StreamConfig, element};
 use crate::gpu::float::widen;
+use crate::ops::cache_rows::CacheType;
+use crate::ops::cache_rows::gpu::{code_of, unit_of};
 use crate::ops::pages::gpu::PoolSizes;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -92,27 +94,49 @@ fn lane_value<K: Int, N: Size>(
     #[comptime] i: usize,
     #[comptime] config: StreamConfig,
 ) -> f32 {
-    if comptime!(config.wide && config.cache.size() == 2) {
-        let word = u32::cast_from(vector.extract(comptime!(i / 2)));
-        if comptime!(i.is_multiple_of(2)) {
-            widen(word & 0xffffu32, config.cache)
-        } else if comptime!(config.cache == FloatType::BF16) {
-            f32::reinterpret(word & 0xffff_0000u32)
-        } else {
-            widen(word >> 16u32, config.cache)
+    match comptime!(config.cache) {
+        CacheType::Int8 => code_of(u32::cast_from(vector.extract(comptime!(i / 4))), comptime!(i % 4)),
+        CacheType::Float(cache) => {
+            if comptime!(config.wide && cache.size() == 2) {
+                let word = u32::cast_from(vector.extract(comptime!(i / 2)));
+                if comptime!(i.is_multiple_of(2)) {
+                    widen(word & 0xffffu32, comptime!(cache))
+                } else if comptime!(cache == FloatType::BF16) {
+                    f32::reinterpret(word & 0xffff_0000u32)
+                } else {
+                    widen(word >> 16u32, comptime!(cache))
+                }
+            } else {
+                widen(u32::cast_from(vector.extract(i)), comptime!(cache))
+            }
         }
-    } else {
-        widen(u32::cast_from(vector.extract(i)), config.cache)
     }
 }
 
-/// A unit's vectors of the step's rows of k or v.
+/// 1/128 of the scale of vector `at` of the row of codes that starts at vector `row`.
+#[cube]
+fn unit_of_vector<K: Int, N: Size>(
+    x: &[Vector<K, N>],
+    row: u32,
+    at: u32,
+    #[comptime] width: usize,
+    #[comptime] config: StreamConfig,
+) -> f32 {
+    // Vectors have 8 codes, or 4 scales.
+    let scale = at * 8u32 / comptime!(CacheType::group(width) as u32);
+    let words = x[(row + comptime!((width / config.vector()) as u32) + scale / 4u32) as usize];
+    let (low, high) = (u32::cast_from(words.extract(0usize)), u32::cast_from(words.extract(1usize)));
+    unit_of(select(scale % 4u32 < 2u32, low, high), scale % 2u32 == 1u32)
+}
+
+/// A unit's vectors of the step's rows of k or v, and of codes what they are multiplied by.
 #[cube]
 fn load<K: Int, N: Size>(
     x: &[Vector<K, N>],
     table: &[u32],
     keys: &StepKeys,
     into: &mut Array<Vector<K, N>>,
+    units: &mut Array<f32>,
     #[comptime] width: usize,
     #[comptime] masked: bool,
     #[comptime] config: StreamConfig,
@@ -125,7 +149,7 @@ fn load<K: Int, N: Size>(
         if comptime!(masked) {
             key = min(key, keys.end - 1u32);
         }
-        let row = keys.row(table, key, config) * vectors;
+        let row = keys.row(table, key, config) * comptime!(config.row(width) as u32);
         #[unroll]
         for n in 0..loads {
             let mut at = keys.lane + comptime!((n * config.lanes) as u32);
@@ -133,6 +157,9 @@ fn load<K: Int, N: Size>(
                 at = min(at, comptime!(vectors - 1));
             }
             into[u * loads + n] = x[(row + at) as usize];
+            if comptime!(config.cache == CacheType::Int8) {
+                units[u * loads + n] = unit_of_vector::<K, N>(x, row, at, width, config);
+            }
         }
     }
 }
@@ -153,10 +180,12 @@ pub(super) fn step<K: Int, N: Size>(
     let rows = comptime!(config.rows);
     let mut ks = Array::<Vector<K, N>>::new(comptime!(config.keys * config.loads(config.width)));
     let mut vs = Array::<Vector<K, N>>::new(comptime!(config.keys * config.loads(config.value_width)));
-    load::<K, N>(k, table, keys, &mut ks, comptime!(config.width), masked, config);
-    load::<K, N>(v, table, keys, &mut vs, comptime!(config.value_width), masked, config);
+    let mut k_units = Array::<f32>::new(comptime!(config.keys * config.loads(config.width)));
+    let mut v_units = Array::<f32>::new(comptime!(config.keys * config.loads(config.value_width)));
+    load::<K, N>(k, table, keys, &mut ks, &mut k_units, comptime!(config.width), masked, config);
+    load::<K, N>(v, table, keys, &mut vs, &mut v_units, comptime!(config.value_width), masked, config);
     let mut weights = Array::<f32>::new(comptime!(config.keys * rows));
-    scores::<K, N>(&ks, &queries.values, &mut weights, keys.lane, config);
+    scores::<K, N>(&ks, &k_units, &queries.values, &mut weights, keys.lane, config);
     #[unroll]
     for r in 0..rows {
         let mut greatest = sums.max[r];
@@ -188,13 +217,14 @@ pub(super) fn step<K: Int, N: Size>(
             sums.values[r * slots + i] *= shrink;
         }
     }
-    add_weighted_values::<K, N>(&vs, &weights, queries, sums, keys, masked, config);
+    add_weighted_values::<K, N>(&vs, &v_units, &weights, queries, sums, keys, masked, config);
 }
 
 /// The products of all rows with the step's keys.
 #[cube]
 fn scores<K: Int, N: Size>(
     ks: &Array<Vector<K, N>>,
+    units: &Array<f32>,
     qs: &Array<f32>,
     scores: &mut Array<f32>,
     lane: u32,
@@ -213,6 +243,9 @@ fn scores<K: Int, N: Size>(
         for i in 0..slots {
             let loaded = ks[comptime!(u * config.loads(config.width) + i / vector)];
             let mut value = lane_value::<K, N>(loaded, comptime!(i % vector), config);
+            if comptime!(config.cache == CacheType::Int8) {
+                value *= units[comptime!(u * config.loads(config.width) + i / vector)];
+            }
             if comptime!(config.ragged(config.width)) {
                 let inside = element(lane, i, config) < comptime!(config.width as u32);
                 value = select(inside, value, 0.0f32);
@@ -236,6 +269,7 @@ fn scores<K: Int, N: Size>(
 #[cube]
 fn add_weighted_values<K: Int, N: Size>(
     vs: &Array<Vector<K, N>>,
+    units: &Array<f32>,
     weights: &Array<f32>,
     queries: &Queries,
     sums: &mut Sums,
@@ -251,7 +285,10 @@ fn add_weighted_values<K: Int, N: Size>(
         #[unroll]
         for i in 0..slots {
             let loaded = vs[comptime!(u * config.loads(config.value_width) + i / vector)];
-            let value = lane_value::<K, N>(loaded, comptime!(i % vector), config);
+            let mut value = lane_value::<K, N>(loaded, comptime!(i % vector), config);
+            if comptime!(config.cache == CacheType::Int8) {
+                value *= units[comptime!(u * config.loads(config.value_width) + i / vector)];
+            }
             #[unroll]
             for r in 0..rows {
                 let mut seen = value;
