@@ -41,7 +41,7 @@ pub struct KvCache {
     keys: Tensor,
     values: Tensor,
     /// In layers that keep a window.
-    window: Option<WindowRows>,
+    window: Option<Box<WindowRows>>,
 }
 
 /// The data that a [`Cache`] needs to go back to a place: its delta nets' states there, one per
@@ -410,7 +410,7 @@ impl LayerCache {
     /// From now on the layer keeps what a query sees, whose window is `tokens`. It is empty.
     pub(crate) fn keep_window(&mut self, tokens: usize) {
         if let Self::Attention(cache) = self {
-            cache.window = Some(WindowRows::new(tokens));
+            cache.window = Some(Box::new(WindowRows::new(tokens)));
         }
     }
 
