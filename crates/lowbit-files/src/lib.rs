@@ -23,8 +23,8 @@ mod tokenizer;
 
 pub use chat::{ChatTemplate, Message, ToolCall};
 pub use checkpoint::{
-    Checkpoint, EmbeddingConfig, GenerationConfig, Layout, Pooling, Quantization, ScoringConfig, Unwritten,
-    UnwrittenTensor, shard_names,
+    Checkpoint, DenseModule, EmbeddingConfig, GenerationConfig, Layout, Pooling, Quantization, ScoringConfig,
+    Unwritten, UnwrittenTensor, shard_names,
 };
 pub use companion::Companion;
 pub use contents::Contents;

@@ -17,6 +17,8 @@ pub mod limit {
     pub const TOKENIZER: u64 = 128 << 20;
     /// A chat template.
     pub const TEMPLATE: u64 = lowbit_jinja::MAX_SOURCE as u64;
+    /// The weights of a linear layer behind pooling.
+    pub const MODULE: u64 = 256 << 20;
     /// A text that the user names, to be read whole.
     pub const TEXT: u64 = 256 << 20;
 }

@@ -100,7 +100,7 @@ impl Commit {
 
 /// The name of a file in a repository's top folder, where all files of a model are but for chat
 /// templates with names, `additional_chat_templates/NAME.jinja`, and sentence-transformers'
-/// modules, `1_Pooling/config.json`.
+/// modules, `1_Pooling/config.json` and, of linear layers, `2_Dense/model.safetensors`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileName(String);
 
@@ -121,7 +121,8 @@ impl FileName {
             && !is_device(name)
     }
 
-    /// True if it names the settings of one of sentence-transformers' modules.
+    /// True if it names the settings of one of sentence-transformers' modules, or a linear layer's
+    /// weights.
     pub fn is_module(&self) -> bool {
         is_module(&self.0)
     }
@@ -157,10 +158,11 @@ impl FileName {
     }
 }
 
-/// True if `name` is `N_NAME/config.json`.
+/// True if `name` is `N_NAME/config.json` or `N_Dense/model.safetensors`.
 fn is_module(name: &str) -> bool {
-    let folder = name.strip_suffix("/config.json").and_then(|folder| folder.split_once('_'));
-    folder.is_some_and(|(number, name)| {
+    let weights = name.strip_suffix("/model.safetensors").filter(|folder| folder.ends_with("_Dense"));
+    let folder = name.strip_suffix("/config.json").or(weights);
+    folder.and_then(|folder| folder.split_once('_')).is_some_and(|(number, name)| {
         let digits = (1..=2).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit());
         digits && (1..=32).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphabetic())
     })
@@ -334,6 +336,7 @@ mod tests {
         );
         let module = FileName::parse("1_Pooling/config.json").unwrap();
         assert_eq!((module.is_module(), module.is_template()), (true, false));
+        assert!(FileName::parse("2_Dense/model.safetensors").unwrap().is_module());
         let long = "a".repeat(201);
         for name in [
             "1_Pooling/model.safetensors",

@@ -467,6 +467,14 @@ impl KvCache {
         Ok(Self { keys: empty()?, values: empty()?, window: None })
     }
 
+    /// One like it, with room for `tokens` and no more.
+    pub(crate) fn emptied(&self, tokens: usize) -> Result<Self, KernelError> {
+        let empty = |like: &Tensor| {
+            Tensor::allocate_zeros(&[like.dim(0), tokens, like.dim(2)], like.dtype(), like.device())
+        };
+        Ok(Self { keys: empty(&self.keys)?, values: empty(&self.values)?, window: None })
+    }
+
     /// Of latents `[1, capacity, width]`, which are keys and values in one: there are no values
     /// besides.
     pub(crate) fn of_latents(width: usize, dtype: DType, device: &Device) -> Result<Self, KernelError> {

@@ -2,7 +2,7 @@ mod checks;
 mod per_layer;
 
 use crate::ModelError;
-use crate::arch::{self, Architecture, GgufFacts, ModelType};
+use crate::arch::{self, Architecture, GgufFacts, JsonFacts, ModelType};
 use crate::keys::{self, Absent, Key, ROPE, Role, Tables};
 use lowbit_files::{Checkpoint, Layout, gguf, shown};
 use serde_json::{Map, Value};
@@ -55,8 +55,12 @@ impl<'a> Config<'a> {
         let model_type = root.get("model_type").and_then(Value::as_str);
         let nested = root.get("text_config").filter(|text| !text.is_null());
         let inner = nested.and_then(|text| text.get("model_type")).and_then(Value::as_str);
-        let experts = has_experts(root, checkpoint.layout());
-        let found = model_type.and_then(|name| arch::model_type(name, inner, experts));
+        let later = root.get("use_bidirectional_attention");
+        let facts = JsonFacts {
+            experts: has_experts(root, checkpoint.layout()),
+            sees_later: later.and_then(Value::as_bool) == Some(true),
+        };
+        let found = model_type.and_then(|name| arch::model_type(name, inner, facts));
         let text = match (nested, found) {
             (Some(text), Some((_, ModelType { wraps: true, .. }))) => object(&path, "text_config", text)?,
             _ => root,

@@ -74,6 +74,10 @@ pub enum ModelError {
         path = shown_path(.path)
     )]
     NoPredictor { path: PathBuf },
+    #[error(
+        "the tokens of the {architecture} model see those after them, so that it writes no text: its states make embeddings, see lowbit embed", architecture = shown(.architecture)
+    )]
+    NotCausal { architecture: String },
     #[error("element {element} of the pooled states is {got}, but every one must be finite")]
     Pooled { element: usize, got: String },
     #[error(

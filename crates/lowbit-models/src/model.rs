@@ -1,5 +1,6 @@
 use crate::cache::CacheSize;
 use crate::layers::{Decoder, DecoderConfig, Residual, Step};
+use crate::pooled::Dense;
 use crate::tape::{Inventory, Parameters, Tape, Var, Weight};
 use crate::{Cache, Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
@@ -12,6 +13,8 @@ pub struct Model {
     architecture: String,
     config: DecoderConfig,
     decoder: Decoder,
+    /// The linear layers behind pooling.
+    dense: Vec<Dense>,
     target: Target,
     warnings: Vec<String>,
 }
@@ -57,7 +60,8 @@ impl Model {
         let decoder_config = spec.config;
         let architecture = config.architecture()?;
         let warnings = crate::warnings(checkpoint)?;
-        Ok(Self { architecture, config: decoder_config, decoder, target, warnings })
+        let dense = Dense::all(checkpoint, &target, decoder_config.hidden_size)?;
+        Ok(Self { architecture, config: decoder_config, decoder, dense, target, warnings })
     }
 
     /// As the checkpoint spells it.
@@ -83,6 +87,11 @@ impl Model {
     /// The type of the activations, except for the residual stream and the logits, which are f32.
     pub fn activations(&self) -> FloatType {
         self.target.activations
+    }
+
+    /// The linear layers behind pooling.
+    pub(crate) fn dense(&self) -> &[Dense] {
+        &self.dense
     }
 
     /// The host: the device on which its logits can be read.
@@ -130,13 +139,15 @@ impl Model {
     ///
     /// # Errors
     /// [`ModelError::Token`] for an id outside the vocabulary, [`ModelError::ContextLength`] when
-    /// the tokens do not fit, [`ModelError::NoTokens`] for none. The cache is unchanged then.
+    /// the tokens do not fit, [`ModelError::NoTokens`] for none, [`ModelError::NotCausal`] for a
+    /// model that computes whole texts alone. The cache is unchanged then.
     pub fn forward(
         &self,
         tokens: &[u32],
         cache: &mut Cache,
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
+        self.check_causal()?;
         self.check(tokens, cache.position())?;
         self.run(&mut [Sequence { tokens, cache }], logits)
     }
@@ -174,6 +185,7 @@ impl Model {
         batch: &mut [Sequence<'_>],
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
+        self.check_causal()?;
         self.check_batch(batch.iter().map(|sequence| (sequence.tokens, sequence.cache.position())))?;
         self.run(batch, logits)
     }
@@ -238,11 +250,20 @@ impl Model {
         self.hidden(&mut sequences, &step)
     }
 
+    /// Refuses to compute a text piece by piece where tokens see those after them.
+    fn check_causal(&self) -> Result<(), ModelError> {
+        match self.config.causal {
+            true => Ok(()),
+            false => Err(ModelError::NotCausal { architecture: self.architecture.clone() }),
+        }
+    }
+
     /// Refuses to compute logits without an output layer.
     ///
     /// # Errors
-    /// [`ModelError::Headless`].
+    /// [`ModelError::Headless`], [`ModelError::NotCausal`].
     pub fn check_head(&self) -> Result<(), ModelError> {
+        self.check_causal()?;
         match self.config.headless {
             true => Err(ModelError::Headless { architecture: self.architecture.clone() }),
             false => Ok(()),

@@ -1,12 +1,14 @@
-//! Whole texts as one vector each: the states after the final norm, pooled.
+//! Whole texts as one vector each: the states after the final norm, pooled, through the linear
+//! layers that a checkpoint has behind that.
 //!
-//! Source: sentence-transformers 6.2 `Pooling`; llama.cpp (llama-cpp-python 0.3.36)
+//! Source: sentence-transformers 6.2 `Pooling`, `Dense`; llama.cpp (llama-cpp-python 0.3.36)
 //! `llm_graph_context::build_pooling`.
 
 use crate::generate::chunk;
-use crate::layers::{Residual, Step};
-use crate::{Model, ModelError};
-use lowbit_files::Pooling;
+use crate::layers::{Linear, Residual, Step};
+use crate::tape::Var;
+use crate::{Model, ModelError, Target, Weights};
+use lowbit_files::{Checkpoint, DenseModule, EmbeddingConfig, Layout, Pooling};
 use lowbit_formats::DType;
 use lowbit_kernels::Tensor;
 use std::ops::ControlFlow::{self, Continue};
@@ -19,6 +21,55 @@ pub struct Pooled<'a> {
     /// The first tokens that are not pooled, but read: those of a prompt. The last one is pooled in
     /// any case where [`Pooling::Last`] is asked for.
     pub skip: usize,
+}
+
+/// A linear layer behind pooling. Its products are exact: there are few of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Dense {
+    linear: Linear,
+    out_features: usize,
+    tanh: bool,
+}
+
+impl Dense {
+    /// Those of a checkpoint whose states have `width` values.
+    pub(crate) fn all(
+        checkpoint: &Checkpoint,
+        target: &Target,
+        mut width: usize,
+    ) -> Result<Vec<Self>, ModelError> {
+        // Settings that cannot be read matter to embeddings alone, which read them again.
+        let Ok(EmbeddingConfig { dense, .. }) = checkpoint.embedding_config() else { return Ok(vec![]) };
+        let target = target.clone().with_exact(true);
+        let mut all = Vec::with_capacity(dense.len());
+        for DenseModule { name, in_features, out_features, tanh, .. } in dense {
+            if in_features != width {
+                let (path, key) = (checkpoint.path().into(), format!("in_features of {name}"));
+                let want = format!("{width} values come to it");
+                return Err(ModelError::Config { path, key, got: in_features.to_string(), want });
+            }
+            let linear = match checkpoint.layout() {
+                Layout::Gguf => {
+                    Weights::new(checkpoint, &target).linear((&name, &name), out_features, in_features)?
+                }
+                Layout::HuggingFace | Layout::Mlx => {
+                    let own = Checkpoint::open(&checkpoint.path().join(&name))?;
+                    Weights::new(&own, &target).linear(("linear", "linear"), out_features, in_features)?
+                }
+            };
+            width = out_features;
+            all.push(Self { linear, out_features, tanh });
+        }
+        Ok(all)
+    }
+
+    /// Of rows side by side, on the host.
+    fn forward(&self, rows: &[f32], count: usize, model: &Model) -> Result<Vec<f32>, ModelError> {
+        let x = Tensor::new(rows, &[count, rows.len() / count], model.device())?;
+        let y = self.linear.forward_f32(&Var::from(x))?.into_tensor().to_device(model.host())?;
+        let y = y.as_slice::<f32>()?.iter();
+        Ok(if self.tanh { y.map(|value| value.tanh()).collect() } else { y.copied().collect() })
+    }
 }
 
 /// The states of a text that were pooled so far.
@@ -66,8 +117,15 @@ impl Pool {
 }
 
 impl Model {
+    /// The values of an embedding: as many as a state has, unless linear layers behind pooling change
+    /// that.
+    pub fn embedding_size(&self) -> usize {
+        self.dense().last().map_or(self.config().hidden_size, |dense| dense.out_features)
+    }
+
     /// The pooled states of each text, `[hidden_size]` values each: those that the output layer
-    /// would read, f32 sums. Texts are run together as far as a pass holds them, and a text that is
+    /// would read, f32 sums; through the checkpoint's linear layers behind pooling, if there are
+    /// some ([`Self::embedding_size`] values). Texts are run together as far as a pass holds them, and a text that is
     /// longer in parts, so that memory is bounded by the longest text, not by their number.
     ///
     /// # Errors
@@ -101,7 +159,8 @@ impl Model {
             if first > 0 && between().is_break() {
                 return Ok(None);
             }
-            let pools = match text.tokens.len() > most {
+            // Where tokens see those after them, a text has no parts.
+            let pools = match text.tokens.len() > most && self.config().causal {
                 true => match self.pool_in_parts(text, pooling, most, &mut between)? {
                     Some(pool) => vec![pool],
                     None => return Ok(None),
@@ -116,7 +175,19 @@ impl Model {
                 all.push(pool.finish().map_err(in_text)?);
             }
         }
-        Ok(Some(all))
+        self.projected(all).map(Some)
+    }
+
+    /// Pooled states through the linear layers behind pooling.
+    fn projected(&self, pooled: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, ModelError> {
+        if self.dense().is_empty() {
+            return Ok(pooled);
+        }
+        let mut rows = pooled.concat();
+        for dense in self.dense() {
+            rows = dense.forward(&rows, pooled.len(), self)?;
+        }
+        Ok(rows.chunks_exact(self.embedding_size()).map(<[f32]>::to_vec).collect())
     }
 
     /// Texts in one pass.
@@ -199,8 +270,7 @@ fn together(texts: &[Pooled<'_>], most: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Logits, Target};
-    use lowbit_files::Checkpoint;
+    use crate::Logits;
     use lowbit_kernels::Device;
     use std::path::Path;
 

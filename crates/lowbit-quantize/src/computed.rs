@@ -256,7 +256,12 @@ impl<'a> Computed<'a> {
 
     /// The window of layers that have one, and which have it.
     pub fn windows(&self) -> (Option<usize>, Vec<bool>) {
-        let window = self.attention().find_map(|attention| attention.sliding_window);
+        // A window on both sides is written as their sum, of which half is on each.
+        let whole = |attention: &AttentionConfig| match (attention.sliding_window?, attention.look_ahead) {
+            (window, 0) => Some(window),
+            (window, _) => Some((2 * (window - 1)).max(1)),
+        };
+        let window = self.attention().find_map(whole);
         (window, self.attention().map(|attention| attention.sliding_window.is_some()).collect())
     }
 

@@ -472,7 +472,7 @@ mod tests {
             std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
             let config = format!(r#"{{"model_type": "{model_type}"}}"#);
             std::fs::write(folder.path().join("config.json"), config).unwrap();
-            let (architecture, _) = arch::model_type(model_type, None, false).unwrap();
+            let (architecture, _) = arch::model_type(model_type, None, arch::JsonFacts::default()).unwrap();
             let known = Known {
                 architecture,
                 layers: 0,

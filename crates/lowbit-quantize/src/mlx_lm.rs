@@ -18,6 +18,9 @@ pub fn differences(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError
         let what = "attends to all tokens before, although sliding_window says that layers do not";
         found.push(format!("mlx-lm {what}: it computes longer texts otherwise"));
     }
+    if computed.architecture.conversion.sees_later {
+        found.push("mlx-lm's tokens do not see those after them: it computes otherwise".into());
+    }
     if let Some(moe) = computed.experts() {
         routers(computed, moe, &mut found);
     }

@@ -106,7 +106,7 @@ impl<'m> Embedder<'m> {
         }
         let pooling = options.pooling.or(config.pooling);
         let pooling = pooling.ok_or_else(|| Error::Pooling { path: path.into() })?;
-        let hidden_size = model.config().hidden_size;
+        let hidden_size = model.embedding_size();
         let dimensions = options.dimensions.unwrap_or(hidden_size);
         if !(1..=hidden_size).contains(&dimensions) {
             return Err(Error::Dimensions { got: dimensions, hidden_size });

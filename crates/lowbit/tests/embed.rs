@@ -3,7 +3,7 @@
 #[path = "support/embedding.rs"]
 mod embedding;
 
-use embedding::{Embedding, behead, texts};
+use embedding::{Embedding, behead, gemma, texts};
 use lowbit::quantize::{Mix, MlxFormat, Recipe};
 use lowbit::{
     Checkpoint, Device, EmbedOptions, Embedder, Error, Model, Pooling, Prompt, Target, Tokenizer, cosine,
@@ -38,7 +38,11 @@ fn assert_close(what: &str, got: &[Vec<f32>], want: &[Vec<f32>], bound: f32) {
 }
 
 fn expected(name: &str) -> Vec<Vec<f32>> {
-    let vector = Vectors::open("embed/expected").get(name);
+    expected_in("embed/expected", name)
+}
+
+fn expected_in(file: &str, name: &str) -> Vec<Vec<f32>> {
+    let vector = Vectors::open(file).get(name);
     vector.f32s().chunks(vector.shape[1]).map(<[f32]>::to_vec).collect()
 }
 
@@ -83,6 +87,67 @@ fn a_model_without_its_output_layer_makes_embeddings() {
     let model = lowbit::LanguageModel::open(folder.path().to_str().unwrap()).unwrap();
     let message = model.generate("the thing").unwrap_err().to_string();
     assert!(message.starts_with("the qwen3 model has no output layer (lm_head)"), "{message}");
+}
+
+/// Tokens that see those after them, windows on both sides, linear layers behind pooling.
+#[test]
+fn embeddings_of_gemma_are_those_of_sentence_transformers() {
+    // Two products more in each of three layers, and two behind them.
+    const BOUND: f32 = 29.0 * 160.0 * f32::EPSILON / 2.0;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (source, file, mlx) = (path("source"), path("x.gguf"), path("mlx"));
+    std::fs::create_dir(&source).unwrap();
+    gemma(&source);
+    for (name, options) in [("plain", EmbedOptions::default()), ("query", named("query"))] {
+        let want = expected_in("embed/gemma", name);
+        assert_close(name, &embed(&source, &options, true).unwrap(), &want, BOUND);
+        for (got, want) in embed(&source, &options, false).unwrap().iter().zip(&want) {
+            assert!(cosine(got, want) > 0.99, "{name}: {}", cosine(got, want));
+        }
+    }
+    let model = lowbit::LanguageModel::open(source.to_str().unwrap()).unwrap();
+    let message = model.generate("the thing").unwrap_err().to_string();
+    assert!(message.starts_with("the tokens of the gemma3_text model see those after them"), "{message}");
+
+    let open = |path: &Path| Checkpoint::open(path).unwrap();
+    let want = expected_in("embed/gemma", "plain");
+    Recipe::new(Mix::from_name("F32").unwrap()).run(&open(&source), &file, |_| Continue(())).unwrap();
+    assert_close("GGUF", &embed(&file, &EmbedOptions::default(), true).unwrap(), &want, BOUND);
+    let checkpoint = open(&file);
+    let metadata = checkpoint.metadata().unwrap();
+    assert_eq!(metadata.get::<&str>("general.architecture").unwrap(), "gemma-embedding");
+    for (key, want) in [("pooling_type", 1), ("dense_2_feat_out", 96), ("attention.sliding_window", 20)] {
+        assert_eq!(metadata.get::<u32>(&format!("gemma-embedding.{key}")).unwrap(), want, "{key}");
+    }
+    let recipe = Recipe::new(MlxFormat::new("affine", 8, 32));
+    let made = recipe.run(&open(&source), &mlx, |_| Continue(())).unwrap();
+    assert!(made.summary.warnings.iter().any(|it| it.contains("do not see those after them")));
+    for (got, want) in embed(&mlx, &EmbedOptions::default(), true).unwrap().iter().zip(&want) {
+        assert!(cosine(got, want) > 0.99, "MLX: {}", cosine(got, want));
+    }
+    // A directory would lack the layers behind pooling.
+    let message = recipe.run(&checkpoint, &path("b"), |_| Continue(())).unwrap_err().to_string();
+    assert!(message.contains("dense_2.weight"), "{message}");
+}
+
+#[test]
+fn layers_behind_pooling_fit_and_are_known() {
+    let folder = tempfile::tempdir().unwrap();
+    gemma(folder.path());
+    let path = folder.path().join("2_Dense/config.json");
+    let plain = std::fs::read_to_string(&path).unwrap();
+    let refused = |from: &str, to: &str| {
+        assert!(plain.contains(from), "{plain}");
+        std::fs::write(&path, plain.replace(from, to)).unwrap();
+        embed(folder.path(), &EmbedOptions::default(), true).unwrap_err().to_string()
+    };
+    let message = refused("\"in_features\":64", "\"in_features\":65");
+    assert!(message.contains("in_features of 2_Dense") && message.contains("64 values"), "{message}");
+    let message = refused("linear.Identity", "activation.GELU");
+    assert!(message.contains("activation_function") && message.contains("Identity or Tanh"), "{message}");
+    let message = refused("\"bias\"", "\"use_residual\": true, \"bias\"");
+    assert!(message.contains("use_residual"), "{message}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::embedding::{self, MODULES, PROMPTS, TRANSFORMERS};
 use super::{Checkpoint, GenerationConfig};
 use crate::chat::named;
 use crate::gguf::Metadata;
-use crate::names::CONFIG;
+use crate::names::{CONFIG, SINGLE};
 use crate::read::{limit, read};
 use crate::{Companion, FileError, Tokenizer};
 
@@ -65,6 +65,10 @@ impl Checkpoint {
         let modules = folders.map(|folder| format!("{folder}/{CONFIG}"));
         let modules =
             modules.chain(TRANSFORMERS.map(String::from)).map(|name| (name, Content::Object, limit::CONFIG));
+        // Those of linear layers, which have weights of their own.
+        let config = self.embedding_config()?;
+        let weights = config.dense.iter().map(|module| format!("{}/{SINGLE}", module.name));
+        let modules = modules.chain(weights.map(|name| (name, Content::Bytes, limit::MODULE)));
         let mut companions = vec![];
         for (name, content, limit) in named.chain(templates).chain(modules) {
             if let Some(path) = own_file(self.path(), &name)? {
@@ -73,8 +77,6 @@ impl Checkpoint {
                 companions.push(Companion { name, bytes });
             }
         }
-        // Modules with weights of their own would be lost: they are refused.
-        self.embedding_config()?;
         Ok(companions)
     }
 }
@@ -89,7 +91,13 @@ fn from_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Vec<Compani
     if let Some(json) = generation.to_json(metadata.file())? {
         companions.push(Companion { name: "generation_config.json".into(), bytes: json.into_bytes() });
     }
-    if let Some(pooling) = checkpoint.embedding_config()?.pooling {
+    let config = checkpoint.embedding_config()?;
+    if let Some(dense) = config.dense.first() {
+        let want = "missing: layers behind pooling are not written to a directory";
+        let (file, key) = (metadata.file().into(), format!("{}.weight", dense.name));
+        return Err(FileError::Value { file, key, want, got: "there".into() });
+    }
+    if let Some(pooling) = config.pooling {
         companions.extend(embedding::companions(pooling));
     }
     Ok(companions)

@@ -1,11 +1,11 @@
 //! A checkpoint's settings for embeddings of texts: the files that sentence-transformers writes
 //! beside a model, and llama.cpp's `pooling_type`.
 //!
-//! Source: sentence-transformers 6.2, `BaseModel._load_modules`, `Transformer`, `Pooling` and
-//! `Normalize`; llama.cpp (llama-cpp-python 0.3.36) `llama_pooling_type` and
+//! Source: sentence-transformers 6.2, `BaseModel._load_modules`, `Transformer`, `Pooling`, `Dense`
+//! and `Normalize`; llama.cpp (llama-cpp-python 0.3.36) `llama_pooling_type` and
 //! `TextModel._try_set_pooling_type`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -50,6 +50,26 @@ impl Pooling {
     }
 }
 
+/// A linear layer behind pooling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DenseModule {
+    /// The folder of its `linear.weight`, and `linear.bias` if it has one; in GGUF the name of its
+    /// tensors.
+    pub name: String,
+    /// The values that it takes.
+    pub in_features: usize,
+    /// The values that it gives.
+    pub out_features: usize,
+    /// True if the hyperbolic tangent is taken of these.
+    pub tanh: bool,
+}
+
+impl DenseModule {
+    /// The names of a GGUF file's, in their order.
+    pub const GGUF: [&str; 2] = ["dense_2", "dense_3"];
+}
+
 /// llama.cpp's number for no pooling, and for a reranker.
 const NONE: u64 = 0;
 const RANK: u64 = 4;
@@ -60,6 +80,8 @@ const RANK: u64 = 4;
 pub struct EmbeddingConfig {
     /// The pooling; `None` where nothing says it.
     pub pooling: Option<Pooling>,
+    /// The linear layers behind it.
+    pub dense: Vec<DenseModule>,
     /// True if embeddings are divided by their length. As in llama.cpp, this is the default.
     pub normalize: bool,
     /// True if the prompt's tokens are pooled, too.
@@ -80,6 +102,7 @@ impl Default for EmbeddingConfig {
     fn default() -> Self {
         Self {
             pooling: None,
+            dense: vec![],
             normalize: true,
             include_prompt: true,
             prompts: vec![],
@@ -129,7 +152,8 @@ impl Checkpoint {
                 let (file, want) = (metadata.file().into(), "0 to 4: none, mean, cls, last or rank");
                 return Err(FileError::Value { file, key, want, got: number.to_string() });
             }
-            return Ok(EmbeddingConfig { pooling, ranks: number == RANK, ..Default::default() });
+            let dense = DenseModule::GGUF.iter().filter_map(|name| self.gguf_dense(name)).collect();
+            return Ok(EmbeddingConfig { pooling, dense, ranks: number == RANK, ..Default::default() });
         }
         let mut config = EmbeddingConfig::default();
         self.tokenizer_settings(&mut config)?;
@@ -143,13 +167,14 @@ impl Checkpoint {
             match (index, class.as_str()) {
                 (0, "Transformer") if folder.is_empty() => {}
                 (1, "Pooling") => self.pooling(folder, &mut config)?,
+                (2.., "Dense") if !config.normalize => config.dense.push(self.dense(folder)?),
                 (2.., "Normalize") => {
                     self.normalize(folder)?;
                     config.normalize = true;
                 }
                 (1, "LogitScore") => config.ranks = true,
                 _ => {
-                    let want = "Transformer beside it, then Pooling, then perhaps Normalize: other modules are not computed";
+                    let want = "Transformer beside it, then Pooling, then perhaps Dense and Normalize: other modules are not computed";
                     let got = format!("{} in \"{}\"", shown(class), shown(folder));
                     let (file, key) = (self.path().join(MODULES), format!("module {index}"));
                     return Err(FileError::Value { file, key, want, got });
@@ -287,15 +312,49 @@ impl Checkpoint {
     }
 
     fn normalize(&self, folder: &str) -> Result<(), FileError> {
-        let Some((file, json)) = self.module_config(folder)? else { return Ok(()) };
-        for key in ["module_input_name", "module_output_name"] {
-            match &json[key] {
-                Value::Null => {}
-                Value::String(name) if name == "sentence_embedding" => {}
-                other => return Err(mismatch(&file, key, "sentence_embedding", other)),
-            }
+        self.module_config(folder)?.map_or(Ok(()), |(file, json)| check_names(&file, &json))
+    }
+
+    /// A linear layer of a directory.
+    fn dense(&self, folder: &str) -> Result<DenseModule, FileError> {
+        let Some((file, json)) = self.module_config(folder)? else {
+            let (file, got) = (self.path().join(folder).join(CONFIG), "missing".into());
+            let (key, want) = ("the whole".into(), "the sizes of a linear layer");
+            return Err(FileError::Value { file, key, want, got });
+        };
+        check_names(&file, &json)?;
+        let size = |key: &str| match json[key].as_u64().and_then(|size| usize::try_from(size).ok()) {
+            Some(size) if size > 0 => Ok(size),
+            _ => Err(mismatch(&file, key, "a number of values", &json[key])),
+        };
+        if ![Value::Null, Value::Bool(false)].contains(&json["use_residual"]) {
+            return Err(mismatch(
+                &file,
+                "use_residual",
+                "false: no residual is added",
+                &json["use_residual"],
+            ));
         }
-        Ok(())
+        let function = &json["activation_function"];
+        let tanh = match function.as_str().and_then(|name| name.rsplit('.').next()) {
+            Some("Identity") => false,
+            Some("Tanh") => true,
+            None if function.is_null() => true,
+            _ => return Err(mismatch(&file, "activation_function", "torch's Identity or Tanh", function)),
+        };
+        let (in_features, out_features) = (size("in_features")?, size("out_features")?);
+        Ok(DenseModule { name: folder.into(), in_features, out_features, tanh })
+    }
+
+    /// A linear layer of a GGUF file, if it has the one of this name.
+    fn gguf_dense(&self, name: &str) -> Option<DenseModule> {
+        let weight = self.tensors().get(&format!("{name}.weight"))?;
+        match weight.shape[..] {
+            [out_features, in_features] => {
+                Some(DenseModule { name: name.into(), in_features, out_features, tanh: false })
+            }
+            _ => None,
+        }
     }
 
     fn prompts(&self, config: &mut EmbeddingConfig) -> Result<(), FileError> {
@@ -326,6 +385,18 @@ impl Checkpoint {
         }
         Ok(())
     }
+}
+
+/// Checks that a module reads and writes the embedding.
+fn check_names(file: &Path, json: &Value) -> Result<(), FileError> {
+    for key in ["module_input_name", "module_output_name"] {
+        match &json[key] {
+            Value::Null => {}
+            Value::String(name) if name == "sentence_embedding" => {}
+            other => return Err(mismatch(file, key, "sentence_embedding", other)),
+        }
+    }
+    Ok(())
 }
 
 /// The files with which sentence-transformers pools as a GGUF file says, and normalises as

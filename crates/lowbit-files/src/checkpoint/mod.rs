@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-pub use embedding::{EmbeddingConfig, Pooling};
+pub use embedding::{DenseModule, EmbeddingConfig, Pooling};
 pub use generation::GenerationConfig;
 pub use index::shard_names;
 pub use quantization::Quantization;

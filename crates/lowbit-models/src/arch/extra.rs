@@ -13,6 +13,8 @@ pub enum Extra {
     Audio,
     /// A constant that the peers compute themselves.
     Constant,
+    /// Of the linear layers behind pooling, in GGUF.
+    Dense,
 }
 
 /// Name endings of constants that exporters wrote: rotary tables, positions and causal masks.
@@ -54,6 +56,7 @@ impl Architecture {
         let predicts = || layer().is_some_and(|layer| layer >= layers);
         match name {
             _ if name.contains(".mtp.") || below(&["mtp."]) || predicts() => Some(Extra::Prediction),
+            _ if self.conversion.sees_later && below(&["dense_2.", "dense_3."]) => Some(Extra::Dense),
             _ if below(&VISION) => Some(Extra::Vision),
             _ if below(&AUDIO) => Some(Extra::Audio),
             _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => Some(Extra::Constant),

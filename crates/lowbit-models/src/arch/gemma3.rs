@@ -1,7 +1,8 @@
 //! Gemma 3 as a text model: norms around attention and MLP, five layers with a window and a rotary
-//! embedding of their own to each one without, and an embedding that is scaled. Source:
-//! transformers 5.24 `models/gemma3`; mlx-lm 0.32 `models/gemma3_text.py`; llama.cpp
-//! `src/models/gemma3.cpp`.
+//! embedding of their own to each one without, and an embedding that is scaled. EmbeddingGemma is
+//! the same with tokens that see those after them, windows on both sides. Source: transformers 5.24
+//! `models/gemma3`; mlx-lm 0.32 `models/gemma3_text.py`; llama.cpp `src/models/gemma3.cpp`,
+//! `src/models/gemma-embedding.cpp`.
 
 use super::biases::BY_FLAGS;
 use super::{
@@ -45,6 +46,14 @@ pub const GEMMA3: Architecture = Architecture {
     describe,
 };
 
+pub const GEMMA_EMBEDDING: Architecture = Architecture {
+    model_types: &[ModelType { name: "gemma3_text", tables: EMBEDDING, wraps: false }],
+    gguf: "gemma-embedding",
+    gguf_keys: &[GGUF_EMBEDDING_KEYS, GGUF_KEYS, GGUF_DENSE, GGUF],
+    conversion: Conversion { sees_later: true, ..GEMMA3.conversion },
+    ..GEMMA3
+};
+
 const WINDOWS: Windows = Windows { interval: 6, ropes: true, keys: WindowKeys::Interval };
 
 /// All norms, those of Gemma 2 too; llama.cpp's converter adds the 1.
@@ -62,6 +71,10 @@ pub(super) const OFFSET_NORMS: OffsetNorms = OffsetNorms {
 };
 
 const TABLES: Tables = &[KEYS, DECODER, BASE, WRAPPER];
+
+const EMBEDDING: Tables = &[EMBEDDING_KEYS, KEYS, DECODER, BASE];
+
+const EMBEDDING_KEYS: &[Key] = &[Key::flag("use_bidirectional_attention", false)];
 
 const KEYS: &[Key] = &[
     Key::required("intermediate_size"),
@@ -88,6 +101,15 @@ const KEYS: &[Key] = &[
     Key::no_effect("cache_implementation"),
 ];
 
+const GGUF_EMBEDDING_KEYS: &[Key] = &[
+    Key::only("attention.causal", &[Flag(false)]),
+    // The shapes of the layers behind pooling say these.
+    Key::no_effect("dense_2_feat_in"),
+    Key::no_effect("dense_2_feat_out"),
+    Key::no_effect("dense_3_feat_in"),
+    Key::no_effect("dense_3_feat_out"),
+];
+
 const GGUF_KEYS: &[Key] = &[
     Key::optional("attention.sliding_window"),
     Key::optional("attention.sliding_window_pattern"),
@@ -108,16 +130,25 @@ const LAYERS_OF_27B: usize = 62;
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
+    let later = config.found().is_some_and(|found| found.conversion.sees_later);
+    // It makes no logits, though the embedding could.
+    let sizes = DecoderConfig { causal: !later, headless: sizes.headless || later, ..sizes };
     let rope = |kind| move |head_dim| rope_params_of(config, weights, head_dim, kind);
     let hidden = sizes.hidden_size;
     let mut full = AttentionConfig::with_rope(config, weights, hidden, rope(RopeKind::Full))?;
     full.head_norm = Some(sizes.rms_norm_eps);
-    full.scale = scale(config, &sizes, &full, LAYERS_OF_27B)?;
+    full.scale = scale(config, &sizes, &full, if later { usize::MAX } else { LAYERS_OF_27B })?;
     let mut sliding = full.clone();
     sliding.sliding_window = match config.is_gguf() {
         true => config.optional_size("", "attention.sliding_window")?.filter(|&window| window > 0),
         false => window(config)?,
     };
+    if later {
+        full.look_ahead = usize::MAX;
+        // Half the window on each side, and the token itself.
+        sliding.look_ahead = sliding.sliding_window.map_or(usize::MAX, |window| window / 2);
+        sliding.sliding_window = sliding.sliding_window.map(|window| window / 2 + 1);
+    }
     sliding.rope = Arc::new(Rope::new(&rope(RopeKind::Sliding)(full.head_dim)?)?);
     let mlp = MlpConfig {
         gate: Gate::GeluTanh,

@@ -123,6 +123,8 @@ pub struct Conversion {
     pub predicts_in_layers: bool,
     /// Attention is multi-head latent attention: how its layouts differ.
     pub latents: Option<Latents>,
+    /// Tokens see those after them, so that a model makes embeddings alone.
+    pub sees_later: bool,
     /// The keys of Mamba-2's sizes, where it has such layers.
     pub mamba: Option<Mamba2Keys>,
     /// The prefix of the text model's names, but for GGUF, where it is not `model.`; aliases are
@@ -237,6 +239,7 @@ impl Conversion {
         fused_delta_nets: false,
         predicts_in_layers: false,
         latents: None,
+        sees_later: false,
         mamba: None,
         text_prefix: None,
         mlx_aliases: &[],
@@ -377,6 +380,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_vl::QWEN3_VL,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
+    gemma3::GEMMA_EMBEDDING,
     gemma4::GEMMA4,
     gpt_oss::GPT_OSS,
     granite::GRANITE,
@@ -435,13 +439,22 @@ pub fn gguf(name: &str, facts: GgufFacts) -> Option<&'static Architecture> {
     ARCHITECTURES.iter().filter(|architecture| architecture.gguf == name).min_by_key(lacks)
 }
 
+/// The facts of a `config.json` by which architectures with the same name are told apart.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct JsonFacts {
+    pub experts: bool,
+    /// Tokens see those after them.
+    pub sees_later: bool,
+}
+
 /// The architecture whose `model_type` is `name`, and that type. `inner` is the type of the
 /// `text_config` in it: a wrapper of several architectures is the one of the type that it wraps. Of
-/// two with one name that with experts is taken where `experts` is true.
+/// two with one name that which `facts` are of is taken.
 pub fn model_type(
     name: &str,
     inner: Option<&str>,
-    experts: bool,
+    facts: JsonFacts,
 ) -> Option<(&'static Architecture, &'static ModelType)> {
     let named = |architecture: &'static Architecture| {
         let found = architecture.model_types.iter().find(|model_type| model_type.name == name)?;
@@ -450,7 +463,8 @@ pub fn model_type(
     let all = ARCHITECTURES.iter().filter_map(named);
     all.min_by_key(|(architecture, _)| {
         let has_experts = architecture.gguf_name(ROUTER.0).is_some();
-        (!architecture.has_text_type(inner), experts != has_experts)
+        let sees_later = architecture.conversion.sees_later;
+        (!architecture.has_text_type(inner), facts.experts != has_experts, facts.sees_later != sees_later)
     })
 }
 

@@ -48,8 +48,10 @@ impl Config<'_> {
             return Ok(());
         };
         let Some(inner) = text.get("model_type").filter(|inner| !inner.is_null()) else { return Ok(()) };
-        let architecture =
-            |name: &str| arch::model_type(name, None, false).map(|(found, _)| std::ptr::from_ref(found));
+        let architecture = |name: &str| {
+            arch::model_type(name, None, arch::JsonFacts::default())
+                .map(|(found, _)| std::ptr::from_ref(found))
+        };
         let inner_name = inner.as_str();
         if inner_name.and_then(architecture) == architecture(outer)
             || self.found.is_some_and(|found| found.has_text_type(inner_name))

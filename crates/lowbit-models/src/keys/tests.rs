@@ -1,5 +1,5 @@
 use super::{Absent, BASE, GGUF, Key, ROPE, Role, Tables, WRAPPER, role};
-use crate::arch::{ARCHITECTURES, model_type};
+use crate::arch::{ARCHITECTURES, JsonFacts, model_type};
 use serde_json::Value;
 use std::collections::HashSet;
 
@@ -11,7 +11,8 @@ fn peers() -> Value {
 
 /// The tables of a model type; those of the whole, where that is around a `text_config`.
 fn tables(name: &str) -> Tables {
-    let (_, found) = model_type(name, None, false).unwrap_or_else(|| panic!("{name} is in no architecture"));
+    let (_, found) = model_type(name, None, JsonFacts::default())
+        .unwrap_or_else(|| panic!("{name} is in no architecture"));
     if found.wraps { &[WRAPPER, BASE] } else { found.tables }
 }
 

@@ -34,6 +34,8 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
+    /// Keys after its own that a query sees at most: 0 in causal attention.
+    pub look_ahead: usize,
     /// The bound that scores are bent towards, if there is one.
     pub softcap: Option<f32>,
     /// The eps of RMSNorms of queries and keys, where there are some.
@@ -149,6 +151,7 @@ impl AttentionConfig {
             kv_of: None,
             rope,
             sliding_window: None,
+            look_ahead: 0,
             softcap: None,
             head_norm: None,
             norms_of: HeadNorms::Heads,
@@ -344,6 +347,7 @@ impl Attention {
         let context = outline.config().max_position_embeddings;
         let window = self.config.sliding_window.filter(|&window| window < context);
         outline.word("sliding_window", window.map_or("none".into(), |window| window.to_string()));
+        outline.word("later tokens that are seen", self.config.look_ahead);
         outline.word("output gate", self.config.gated);
         outline.word("rotation", self.config.rotates());
         outline.numbers(FREQUENCIES, self.config.rope.inv_freq());
@@ -402,14 +406,14 @@ impl Attention {
 
     /// The steps of heads, besides what a pass has of its own.
     fn heads(&self) -> Heads<'_> {
-        let AttentionConfig { head_dim, scale, sliding_window, softcap, .. } = self.config;
+        let AttentionConfig { head_dim, scale, sliding_window, look_ahead, softcap, .. } = self.config;
         let exact = self.exact;
         Heads {
             head_dim,
             norms: self.norms.as_ref().filter(|_| self.config.norms_of != HeadNorms::AllHeads),
             rope: self.still.as_ref().unwrap_or(&self.config.rope),
             sinks: self.sinks.as_ref().map(|sinks| &sinks.value),
-            params: AttentionParams { sliding_window, softcap, exact, ..AttentionParams::causal(scale) },
+            params: AttentionParams { scale, sliding_window, look_ahead, softcap, exact },
         }
     }
 

@@ -26,6 +26,8 @@ pub struct DecoderConfig {
     /// True if the checkpoint has no output layer, and the embedding stands in its place: the model
     /// computes states, and no logits.
     pub headless: bool,
+    /// False if tokens see those after them: whole texts are computed at once, and have no logits.
+    pub causal: bool,
 }
 
 impl DecoderConfig {
@@ -63,6 +65,7 @@ impl DecoderConfig {
             max_position_embeddings: config.size("max_position_embeddings", "context_length")?,
             tie_word_embeddings: tied || headless,
             headless,
+            causal: true,
         })
     }
 }

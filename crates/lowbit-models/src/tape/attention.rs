@@ -40,6 +40,15 @@ pub(crate) fn attention(
         let (got, want) = ("there".into(), "attention with them has no gradient".into());
         return Err(KernelError::Value { op: "attention", operand: "sinks", got, want });
     }
+    let mut whole;
+    let cache = match params.look_ahead {
+        0 => cache,
+        // Keys end with the text, so that no query sees others.
+        _ => {
+            whole = cache.emptied(positions.len())?;
+            &mut whole
+        }
+    };
     let norm = |norm: &RmsNorm| HeadNorm::new(norm, tape);
     let norms = norms.map_or([None, None], |[q, k]| [Some(norm(q)), Some(norm(k))]);
     let [q, k, v] = qkv.map(Var::tensor);

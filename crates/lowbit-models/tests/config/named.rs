@@ -107,7 +107,7 @@ fn each_key_does_what_its_table_says() {
         let (_, folder) = tiny.checkpoint();
         let plain = logits(&tiny.reload(&folder).unwrap());
         let model_type = tiny.config["model_type"].as_str().unwrap().to_string();
-        let (_, found) = arch::model_type(&model_type, None, false).unwrap();
+        let (_, found) = arch::model_type(&model_type, None, arch::JsonFacts::default()).unwrap();
         for key in found.tables.iter().copied().flatten().map(|key| key.name) {
             if unseen.contains(&key) || key.ends_with("text_config") {
                 continue;

@@ -25,6 +25,9 @@ impl TextConfig<'_> {
         self.put("sliding_window_pattern", interval);
         let theta = self.number("rope_local_base_freq", self.source.local_theta()?)?;
         self.put("rope_local_base_freq", theta);
+        if self.source.architecture.conversion.sees_later {
+            self.put("use_bidirectional_attention", true);
+        }
         Ok(())
     }
 

@@ -8,8 +8,8 @@ use super::Planned;
 use crate::QuantizeError;
 use crate::computed::Computed;
 use crate::config_json::own_attention_factor;
-use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
+use lowbit_files::{Checkpoint, DenseModule};
 use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, WindowKeys, Windows};
@@ -135,8 +135,14 @@ pub(super) fn metadata(
         let rotary = u32_value(config, "partial_rotary_factor", computed.rope()?.rotary_dim)?;
         builder.put_own("rope.dimension_count", rotary)?;
     }
-    if let Some(pooling) = checkpoint.embedding_config()?.pooling {
+    let embedding = checkpoint.embedding_config()?;
+    if let Some(pooling) = embedding.pooling {
         builder.put_own("pooling_type", Value::U32(pooling.ggml()))?;
+    }
+    for (name, module) in DenseModule::GGUF.iter().zip(&embedding.dense) {
+        for (key, size) in [("feat_in", module.in_features), ("feat_out", module.out_features)] {
+            builder.put_own(&format!("{name}_{key}"), u32_value(config, key, size)?)?;
+        }
     }
     if predictors > 0 {
         builder.put_own("nextn_predict_layers", u32_value(config, "mtp_num_hidden_layers", predictors)?)?;
@@ -303,9 +309,10 @@ impl Builder<'_> {
     /// The window, and which layers have it where that is not what llama.cpp takes.
     fn windows(&mut self, Windows { interval, keys, .. }: Windows) -> Result<(), QuantizeError> {
         let like_gemma = [WindowKeys::Interval, WindowKeys::Sizes].contains(&keys);
+        let later = self.architecture.conversion.sees_later;
         let (window, sliding) = self.computed.windows();
         let window = match window {
-            None if ![WindowKeys::Types, WindowKeys::Sizes].contains(&keys) => return Ok(()),
+            None if ![WindowKeys::Types, WindowKeys::Sizes].contains(&keys) && !later => return Ok(()),
             // Readers want one even where no layer has it.
             None => self.config.optional_size("sliding_window", "")?.unwrap_or(1),
             Some(window) => window,

@@ -15,7 +15,9 @@ use crate::{Fallback, QuantizeError, Rule, Summary, latents, mlx, output_path};
 use bytes::Bytes;
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Content, Existing, Staged};
-use lowbit_files::{Checkpoint, Layout, Stored, TensorView, Tokenizer, Unwritten, UnwrittenTensor};
+use lowbit_files::{
+    Checkpoint, DenseModule, Layout, Stored, TensorView, Tokenizer, Unwritten, UnwrittenTensor,
+};
 use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
 use lowbit_models::arch::{self, Extra};
@@ -237,7 +239,9 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     // MLX's norms have their 1 already, but not all of those that predict further tokens.
     let keeps = mlx::keeps_predictors(architecture) && checkpoint.layout() == Layout::HuggingFace;
     let predictors = if keeps { mlx::predictors(checkpoint) } else { 0 };
-    let tensors = convert::tensors(computed, predictors)?;
+    let mut tensors = convert::tensors(computed, predictors)?;
+    tensors.extend(dense(computed)?);
+    sort(&mut tensors);
     let mut metadata = metadata::metadata(computed, predictors, &tensors)?;
     let (vocab_size, hidden_size) = (computed.decoder().vocab_size, computed.decoder().hidden_size);
     let embedding =
@@ -286,6 +290,31 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
         ));
     }
     Ok(Converted { tensors, metadata, warnings })
+}
+
+/// The linear layers behind pooling, which have files of their own.
+fn dense(computed: &Computed<'_>) -> Result<Vec<Planned>, QuantizeError> {
+    let Computed { checkpoint, architecture, config, .. } = computed;
+    let modules = checkpoint.embedding_config()?.dense;
+    let mut all = vec![];
+    for (index, module) in modules.iter().enumerate() {
+        let own = Checkpoint::open(&checkpoint.path().join(&module.name))?;
+        let name = DenseModule::GGUF.get(index).filter(|_| architecture.conversion.sees_later);
+        let plain = !module.tanh && own.tensors().get("linear.bias").is_none();
+        let (Some(name), true) = (name, plain) else {
+            let want = "GGUF has two behind EmbeddingGemma's pooling, without bias and function";
+            return Err(config
+                .refuse("modules.json", &format!("a linear layer in {}", module.name), want)
+                .into());
+        };
+        let view = own
+            .tensors()
+            .get("linear.weight")
+            .ok_or_else(|| QuantizeError::Missing { name: format!("{}/linear.weight", module.name) })?;
+        let tensor = Tensor { name: format!("{name}.weight"), ..unchanged(view)? };
+        all.push(Planned::Values(tensor.into(), None));
+    }
+    Ok(all)
 }
 
 /// A tensor before its type is chosen.

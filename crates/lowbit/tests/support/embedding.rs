@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// The checkpoint's settings.
 pub struct Embedding<'a> {
+    /// Its folder in tests/vectors/models.
+    pub model: &'a str,
     /// sentence-transformers' older spelling: what follows `pooling_mode_`.
     pub pooling: &'a str,
     pub normalize: bool,
@@ -17,7 +19,7 @@ pub struct Embedding<'a> {
 
 impl Default for Embedding<'_> {
     fn default() -> Self {
-        Self { pooling: "lasttoken", normalize: true, settings: json!({}) }
+        Self { model: "qwen3", pooling: "lasttoken", normalize: true, settings: json!({}) }
     }
 }
 
@@ -35,7 +37,7 @@ pub fn texts() -> Vec<String> {
 impl Embedding<'_> {
     /// Writes the checkpoint to `folder`.
     pub fn write(&self, folder: &Path) {
-        let source = vectors().join("models/qwen3");
+        let source = vectors().join("models").join(self.model);
         for name in ["config.json", "model.safetensors"] {
             copy(source.join(name), folder.join(name)).unwrap();
         }
@@ -60,13 +62,14 @@ impl Embedding<'_> {
         names["model_max_length"] = 512.into();
         names["truncation_side"] = self.setting("truncation_side");
         json("tokenizer_config.json", names);
-        let classes = ["Transformer", "Pooling", "Normalize"];
+        let dense: &[&str] = if self.model == "gemma3" { &["Dense", "Dense"] } else { &[] };
+        let last: &[&str] = if self.normalize { &["Normalize"] } else { &[] };
+        let classes = [&["Transformer", "Pooling"][..], dense, last].concat();
         let module = |(index, class): (usize, &&str)| {
             let folder = if index == 0 { String::new() } else { format!("{index}_{class}") };
             let class = format!("sentence_transformers.models.{class}");
             json!({"idx": index, "name": index.to_string(), "path": folder, "type": class})
         };
-        let classes = &classes[..2 + usize::from(self.normalize)];
         json("modules.json", classes.iter().enumerate().map(module).collect());
         let mut pooling = json!({"word_embedding_dimension": 64});
         pooling[format!("pooling_mode_{}", self.pooling)] = true.into();
@@ -90,10 +93,37 @@ impl Embedding<'_> {
 /// Takes the output layer's place in the configuration, and the names' prefix, away: what
 /// `Qwen3Model` saves.
 pub fn behead(folder: &Path) {
+    let changes = [("architectures", json!(["Qwen3Model"])), ("tie_word_embeddings", false.into())];
+    without_prefix(folder, changes);
+}
+
+/// EmbeddingGemma: the tiny Gemma 3 whose tokens see those after them, with two linear layers behind
+/// pooling, as tools/peer_vectors/embed.py writes it.
+pub fn gemma(folder: &Path) {
+    Embedding { model: "gemma3", pooling: "mean_tokens", ..Embedding::default() }.write(folder);
+    let class = json!(["Gemma3TextModel"]);
+    without_prefix(folder, [("architectures", class), ("use_bidirectional_attention", true.into())]);
+    for (name, inputs, outputs) in [("2_Dense", 64, 96), ("3_Dense", 96, 64)] {
+        let path = folder.join(name);
+        create_dir_all(&path).unwrap();
+        let function = "torch.nn.modules.linear.Identity";
+        let config = json!({"in_features": inputs, "out_features": outputs, "bias": false, "activation_function": function});
+        write(path.join("config.json"), config.to_string()).unwrap();
+        let weight = |i: usize| ((((i / inputs) * 37 + (i % inputs) * 11) % 23) as f32 - 11.0) / 64.0;
+        let bytes: Vec<u8> = (0..inputs * outputs).flat_map(|i| weight(i).to_le_bytes()).collect();
+        let tensor = json!({"dtype": "F32", "shape": [outputs, inputs], "data_offsets": [0, bytes.len()]});
+        let mut header = json!({"linear.weight": tensor}).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let length = (header.len() as u64).to_le_bytes();
+        write(path.join("model.safetensors"), [&length[..], &header, &bytes].concat()).unwrap();
+    }
+}
+
+/// Takes the names' prefix away, and changes the configuration.
+fn without_prefix(folder: &Path, changes: [(&str, Value); 2]) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_str(&read_to_string(&path).unwrap()).unwrap();
-    config["architectures"] = json!(["Qwen3Model"]);
-    config["tie_word_embeddings"] = false.into();
+    changes.into_iter().for_each(|(key, value)| config[key] = value);
     write(path, config.to_string()).unwrap();
     let path = folder.join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();

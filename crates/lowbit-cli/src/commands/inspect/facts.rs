@@ -351,7 +351,7 @@ impl Reader<'_> {
     /// True if the architecture is supported and has this key of config.json.
     fn knows(&self, key: &str) -> bool {
         let name = self.config.architecture().unwrap_or_default();
-        let tables = arch::model_type(&name, None, false).map(|(_, found)| found.tables);
+        let tables = arch::model_type(&name, None, arch::JsonFacts::default()).map(|(_, found)| found.tables);
         tables.is_some_and(|tables| keys::role(tables, key).is_some())
     }
 
