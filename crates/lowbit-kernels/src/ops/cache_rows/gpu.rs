@@ -151,7 +151,7 @@ fn write_word<X: Int>(
             #[unroll]
             for j in 0..WORD {
                 let value = read(x, (first + at + comptime!(j as u32)) as usize, float);
-                packed = packed | (code(value, bits) << comptime!(8 * j as u32));
+                packed |= code(value, bits) << comptime!(8 * j as u32);
             }
             cache[to as usize] = packed;
         } else {
