@@ -1,12 +1,13 @@
 mod delta;
+pub(crate) mod window;
 
 use crate::layers::{PagedRows, PagedWindow};
-use crate::window::{self, Window, WindowMark, WindowRows};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, CacheType, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 pub use delta::DeltaCache;
+use window::{Window, WindowMark, WindowRows};
 
 /// The state of one sequence in each layer. A clone is a fork: both share memory until one of them
 /// writes.

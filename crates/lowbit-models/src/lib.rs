@@ -15,6 +15,7 @@ mod blocks;
 mod cache;
 mod compile;
 mod config;
+mod dense;
 mod distill;
 mod error;
 mod generate;
@@ -36,9 +37,9 @@ pub mod tape;
 mod target;
 mod warnings;
 mod weights;
-mod window;
 
 pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow};
+pub use cache::window::WINDOW_ROLLBACK;
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
 pub use compile::{dry_batches, dry_chat, dry_generation, dry_pooled, dry_speculation};
 pub use config::Config;
@@ -61,4 +62,3 @@ pub use speculate::{DraftModel, Drafter, Mtp, Ngrams, Predictor, Script, Specula
 pub use target::Target;
 pub use warnings::warnings;
 pub use weights::Weights;
-pub use window::WINDOW_ROLLBACK;

@@ -1,6 +1,6 @@
 use crate::cache::CacheSize;
+use crate::dense::Dense;
 use crate::layers::{Decoder, DecoderConfig, Residual, Step};
-use crate::pooled::Dense;
 use crate::tape::{Inventory, Parameters, Tape, Var, Weight};
 use crate::{Cache, Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;

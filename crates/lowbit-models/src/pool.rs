@@ -292,7 +292,8 @@ impl CachePool {
         Ok(mark.map_or(Ok(()), |mark| self.restore(slot, Some(mark)))?)
     }
 
-    /// The pages in layers with a window of a sequence that goes on after the first `tokens` tokens.
+    /// The pages in layers with a window of a sequence that goes on after the first `tokens`
+    /// tokens.
     fn windows_at(
         &self,
         of: &WindowPages,

@@ -5,10 +5,9 @@
 //! `llm_graph_context::build_pooling`.
 
 use crate::generate::chunk;
-use crate::layers::{Linear, Residual, Step};
-use crate::tape::Var;
-use crate::{Model, ModelError, Target, Weights};
-use lowbit_files::{Checkpoint, DenseModule, EmbeddingConfig, Layout, Pooling};
+use crate::layers::{Residual, Step};
+use crate::{Model, ModelError};
+use lowbit_files::Pooling;
 use lowbit_formats::DType;
 use lowbit_kernels::Tensor;
 use std::ops::ControlFlow::{self, Continue};
@@ -21,55 +20,6 @@ pub struct Pooled<'a> {
     /// The first tokens that are not pooled, but read: those of a prompt. The last one is pooled in
     /// any case where [`Pooling::Last`] is asked for.
     pub skip: usize,
-}
-
-/// A linear layer behind pooling. Its products are exact: there are few of them.
-#[derive(Clone, Debug)]
-pub(crate) struct Dense {
-    linear: Linear,
-    out_features: usize,
-    tanh: bool,
-}
-
-impl Dense {
-    /// Those of a checkpoint whose states have `width` values.
-    pub(crate) fn all(
-        checkpoint: &Checkpoint,
-        target: &Target,
-        mut width: usize,
-    ) -> Result<Vec<Self>, ModelError> {
-        // Settings that cannot be read matter to embeddings alone, which read them again.
-        let Ok(EmbeddingConfig { dense, .. }) = checkpoint.embedding_config() else { return Ok(vec![]) };
-        let target = target.clone().with_exact(true);
-        let mut all = Vec::with_capacity(dense.len());
-        for DenseModule { name, in_features, out_features, tanh, .. } in dense {
-            if in_features != width {
-                let (path, key) = (checkpoint.path().into(), format!("in_features of {name}"));
-                let want = format!("{width} values come to it");
-                return Err(ModelError::Config { path, key, got: in_features.to_string(), want });
-            }
-            let linear = match checkpoint.layout() {
-                Layout::Gguf => {
-                    Weights::new(checkpoint, &target).linear((&name, &name), out_features, in_features)?
-                }
-                Layout::HuggingFace | Layout::Mlx => {
-                    let own = Checkpoint::open(&checkpoint.path().join(&name))?;
-                    Weights::new(&own, &target).linear(("linear", "linear"), out_features, in_features)?
-                }
-            };
-            width = out_features;
-            all.push(Self { linear, out_features, tanh });
-        }
-        Ok(all)
-    }
-
-    /// Of rows side by side, on the host.
-    fn forward(&self, rows: &[f32], count: usize, model: &Model) -> Result<Vec<f32>, ModelError> {
-        let x = Tensor::new(rows, &[count, rows.len() / count], model.device())?;
-        let y = self.linear.forward_f32(&Var::from(x))?.into_tensor().to_device(model.host())?;
-        let y = y.as_slice::<f32>()?.iter();
-        Ok(if self.tanh { y.map(|value| value.tanh()).collect() } else { y.copied().collect() })
-    }
 }
 
 /// The states of a text that were pooled so far.
@@ -117,16 +67,17 @@ impl Pool {
 }
 
 impl Model {
-    /// The values of an embedding: as many as a state has, unless linear layers behind pooling change
-    /// that.
+    /// The values of an embedding: as many as a state has, unless linear layers behind pooling
+    /// change that.
     pub fn embedding_size(&self) -> usize {
         self.dense().last().map_or(self.config().hidden_size, |dense| dense.out_features)
     }
 
     /// The pooled states of each text, `[hidden_size]` values each: those that the output layer
     /// would read, f32 sums; through the checkpoint's linear layers behind pooling, if there are
-    /// some ([`Self::embedding_size`] values). Texts are run together as far as a pass holds them, and a text that is
-    /// longer in parts, so that memory is bounded by the longest text, not by their number.
+    /// some ([`Self::embedding_size`] values). Texts are run together as far as a pass holds them,
+    /// and a text that is longer in parts, so that memory is bounded by the longest text, not by
+    /// their number.
     ///
     /// # Errors
     /// [`ModelError::InSequence`] with the error of [`Self::forward`] for a text, or
@@ -185,7 +136,7 @@ impl Model {
         }
         let mut rows = pooled.concat();
         for dense in self.dense() {
-            rows = dense.forward(&rows, pooled.len(), self)?;
+            rows = dense.forward(&rows, pooled.len(), [self.device(), self.host()])?;
         }
         Ok(rows.chunks_exact(self.embedding_size()).map(<[f32]>::to_vec).collect())
     }
@@ -270,7 +221,8 @@ fn together(texts: &[Pooled<'_>], most: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Logits;
+    use crate::{Logits, Target};
+    use lowbit_files::Checkpoint;
     use lowbit_kernels::Device;
     use std::path::Path;
 

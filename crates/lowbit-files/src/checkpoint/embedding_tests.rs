@@ -49,6 +49,7 @@ fn settings_are_those_of_sentence_transformers() {
     };
     let want = EmbeddingConfig {
         pooling: Some(Pooling::Last),
+        dense: vec![],
         normalize: true,
         include_prompt: false,
         prompts: vec![("document".into(), "".into()), ("query".into(), "Q: ".into())],

@@ -3,11 +3,11 @@ use super::tied::{head_prefix, is_headless, is_tied};
 use super::{
     Block, DecoderSpec, Embedding, LayerEmbeddings, Linear, Multipliers, Residual, RmsNorm, StateRows, Step,
 };
-use crate::cache::{Cache, LayerCache};
+use crate::cache::{Cache, LayerCache, window};
 use crate::names::LM_HEAD;
 use crate::tape::ops::{add, softcap};
 use crate::tape::{Inventory, Kept, Tape, Var};
-use crate::{Config, ModelError, Weights, arch, window};
+use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{CacheType, LogitFunction};
 use lowbit_kernels::{Device, KernelError, Tensor};

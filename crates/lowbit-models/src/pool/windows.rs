@@ -2,12 +2,12 @@
 //!
 //! All layers with a window have one table, of pages of their own, for the widest of their windows.
 //! A page is taken when a pass writes to it, and not before: what a sequence has at a time is
-//! bounded by the window and by the pass, so that a pool with that much for each slot, for each mark
-//! and for the longest pass never runs out of them. A mark keeps the pages before its place.
+//! bounded by the window and by the pass, so that a pool with that much for each slot, for each
+//! mark and for the longest pass never runs out of them. A mark keeps the pages before its place.
 
 use super::{Place, Places};
 use crate::ModelError;
-use crate::window::WINDOW_ROLLBACK;
+use crate::cache::window::WINDOW_ROLLBACK;
 use lowbit_kernels::KernelError;
 use lowbit_kernels::ops::PAGE_TOKENS;
 use std::ops::Range;

@@ -6,9 +6,8 @@ use crate::names::{NEXTN, Name};
 use crate::tape::shapes;
 use crate::{Cache, Config, Model, ModelError, Weights, arch};
 use lowbit_files::Checkpoint;
-use lowbit_formats::DType;
 use lowbit_kernels::gpu::Pass;
-use lowbit_kernels::ops::{self, DecodeState, SampleParams};
+use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The layer that predicts the token after the next one, of a state and the next token:
@@ -30,7 +29,7 @@ pub struct Predictor {
     fc: Linear,
     block: Block,
     norm: RmsNorm,
-    cache: DType,
+    cache: CacheType,
 }
 
 /// The layer's parts as Qwen publishes them, below `mtp.`, in the order of [`NEXTN`].
@@ -73,7 +72,7 @@ impl Predictor {
             hnorm: norm(names[2])?,
             norm: norm(names[3])?,
             block: Block::load(&below, &spec, layer)?,
-            cache: target.cache.dtype(),
+            cache: target.cache,
         })
     }
 

@@ -97,8 +97,8 @@ pub fn behead(folder: &Path) {
     without_prefix(folder, changes);
 }
 
-/// EmbeddingGemma: the tiny Gemma 3 whose tokens see those after them, with two linear layers behind
-/// pooling, as tools/peer_vectors/embed.py writes it.
+/// EmbeddingGemma: the tiny Gemma 3 whose tokens see those after them, with two linear layers
+/// behind pooling, as tools/peer_vectors/embed.py writes it.
 pub fn gemma(folder: &Path) {
     Embedding { model: "gemma3", pooling: "mean_tokens", ..Embedding::default() }.write(folder);
     let class = json!(["Gemma3TextModel"]);

@@ -110,8 +110,8 @@ fn other_layers(config: &Config<'_>) -> &'static str {
 }
 
 impl Facts {
-    /// Of a checkpoint whose tensors have `bytes` in memory. Facts that cannot be read are left out: that it
-    /// cannot be run is a warning.
+    /// Of a checkpoint whose tensors have `bytes` in memory. Facts that cannot be read are left
+    /// out: that it cannot be run is a warning.
     pub fn new(checkpoint: &Checkpoint, config: &Config<'_>, bytes: u64) -> Self {
         let read = Reader { checkpoint, config };
         let memory = memory(checkpoint, bytes);

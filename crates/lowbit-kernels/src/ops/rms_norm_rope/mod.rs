@@ -102,8 +102,9 @@ pub fn rms_norm_rope(
 /// | places | `[T]` | u32 |
 ///
 /// Places are the positions where a cache holds a text from its start, and fewer by as many as it
-/// has forgotten ([`cache_places()`](super::cache_places())). New keys are rounded to the cache's dtype, on the CPU to k's dtype first. A GPU needs one launch
-/// if q and k have the same head size and rotation, and both or neither have a norm; else more.
+/// has forgotten ([`cache_places()`](super::cache_places())). New keys are rounded to the cache's
+/// dtype, on the CPU to k's dtype first. A GPU needs one launch if q and k have the same head size
+/// and rotation, and both or neither have a norm; else more.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`, `reshape_and_cache`.
 ///

@@ -138,8 +138,8 @@ pub struct OutputDistillationGradient {
 }
 
 /// [`distillation_loss`], or [`distillation_loss_top_k`], of the [logits](LogitFunction) of
-/// `x weight^T`, a block of tokens at a time, so that the logits of all never exist, and its gradients by what makes them.
-/// `teacher` is called for each block of tokens in order.
+/// `x weight^T`, a block of tokens at a time, so that the logits of all never exist, and its
+/// gradients by what makes them. `teacher` is called for each block of tokens in order.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -125,8 +125,8 @@ fn peers_weights(device: &Device) -> Vec<(String, QuantizedTensor, Vec<f32>)> {
     for format in Format::all() {
         match format {
             // mxfp8's random bytes hold a NaN in every row, and formats that are only read have
-            // random bytes alone, among whose scales are infinities. No peer has small floats with a
-            // float per group in one tensor.
+            // random bytes alone, among whose scales are infinities. No peer has small floats with
+            // a float per group in one tensor.
             Format::Float(_) | Format::Mxfp8 | Format::Fp8 { .. } | Format::Fp4 => {}
             _ if !format.encodes() => {}
             Format::Affine { bits, group_size, .. } => {

@@ -285,8 +285,8 @@ impl Append<'_> {
         };
         let cubes = rows::cubes(query_cubes + key_cubes + copies);
         // SAFETY: the op checked the shapes of all operands against each other and that each token
-        // has a position and a place; the kernel stores nothing at places beyond the capacity or the table,
-        // nor in pages beyond the pool.
+        // has a position and a place; the kernel stores nothing at places beyond the capacity or
+        // the table, nor in pages beyond the pool.
         unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
     }
 }

@@ -10,7 +10,7 @@
 //! Queries and keys are rotated by their positions before they are stored: only attention's mask
 //! counts rows, and it counts them from a place.
 
-use crate::cache::LayerCache;
+use super::LayerCache;
 use lowbit_kernels::ops::{self, PAGE_TOKENS};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::Range;
@@ -350,7 +350,7 @@ fn grow(buffers: [&mut Tensor; 2], rows: usize, most: usize) -> Result<(), Kerne
     for buffer in buffers {
         let now = buffer.dim(1);
         if rows > now {
-            *buffer = ops::grow(buffer, crate::cache::grown(now, rows).min(most))?;
+            *buffer = ops::grow(buffer, super::grown(now, rows).min(most))?;
         }
     }
     Ok(())
