@@ -6,6 +6,7 @@ use crate::names::{NEXTN, Name};
 use crate::tape::shapes;
 use crate::{Cache, Config, Model, ModelError, Weights, arch};
 use lowbit_files::Checkpoint;
+use lowbit_formats::DType;
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
 use lowbit_kernels::{Device, KernelError, Tensor};
