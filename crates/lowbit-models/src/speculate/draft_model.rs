@@ -34,7 +34,7 @@ impl Drafter for DraftModel<'_> {
         // The last token runs in any case: its logits are wanted.
         let common = session.go_back(common.min(text.len() - 1))?;
         let Some(logits) = session.prefill(&text[common..], |_| Continue(()))? else { return Ok(vec![]) };
-        session.mark();
+        session.mark()?;
         let options = GenerationOptions::default().with_max_tokens(most);
         let mut guesses = session.generate(logits, &options, |_| Continue(()))?.tokens;
         let beyond = guesses.iter().position(|&id| id as usize >= self.vocab_size);

@@ -53,7 +53,7 @@ impl Predictor {
         let none = || ModelError::NoPredictor { path: checkpoint.path().to_path_buf() };
         let layer = spec.layers.iter().rev().find(|layer| is_attention(&layer.mixer)).ok_or_else(none)?;
         let behind = arch::text_model(&weights).layer(spec.config.num_hidden_layers);
-        let prefix = weights.names().find_map(|name| Some(name.strip_suffix("mtp.fc.weight")?));
+        let prefix = weights.names().find_map(|name| name.strip_suffix("mtp.fc.weight"));
         let (parts, below, names) = match prefix {
             Some(prefix) if !weights.is_gguf() => {
                 let parts = weights.below(&format!("{prefix}mtp."), "");
