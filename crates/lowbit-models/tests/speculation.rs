@@ -323,8 +323,9 @@ fn rules_hold_row_by_row() {
         let formed = biased
             .clone()
             .with_grammar(Arc::new(Thirds { vocab_size: model.config().vocab_size, length: 10 }));
-        for options in [biased, formed] {
+        for (options, has_form) in [(biased, false), (formed, true)] {
             let (text, want) = plain(&model, &prompt, &options);
+            assert!(!has_form || Thirds::fit(&want), "{want:?}");
             for share in [1.0, 0.6] {
                 let (tokens, _) = watched(&model, Script::new(text.clone(), share), (&prompt, &options));
                 assert_eq!(tokens, want, "{share} of the guesses right");
@@ -392,9 +393,12 @@ fn a_models_own_guesses_change_nothing() {
     }
 }
 
+/// A peer's guesses after texts of each length.
+type Guesses = Vec<(usize, Vec<u32>)>;
+
 /// The peer's text, its states, and its guesses after the first tokens of the text, four for each
 /// length.
-fn peer(name: &str, model: &Model) -> (Vec<u32>, Tensor, Vec<(usize, Vec<u32>)>) {
+fn peer(name: &str, model: &Model) -> (Vec<u32>, Tensor, Guesses) {
     let vectors = Vectors::open(&format!("mtp/{name}"));
     let [ids, guesses] = ["ids", "guesses"].map(|key| vectors.get(key).u32s());
     let states = vectors.get("states").f32s();
@@ -446,29 +450,28 @@ fn a_predictor_guesses_alike_however_it_has_read() {
         let predictor = predictor(name, &model);
         let text = prompt(&model, 40);
         let states = watched_states(&model, &text);
-        let read = |drafter: &mut Mtp<'_>, parts: &[std::ops::Range<usize>]| {
-            for part in parts {
-                let rows = states.rows(part.start, part.end).unwrap();
-                drafter.see(part.start, &text[part.clone()], &rows).unwrap();
+        let read = |drafter: &mut Mtp<'_>, parts: &[[usize; 2]]| {
+            for &[start, end] in parts {
+                drafter.see(start, &text[start..end], &states.rows(start, end).unwrap()).unwrap();
             }
         };
         let guess = |drafter: &mut Mtp<'_>| drafter.draft(&text[..31], 4).unwrap();
         let mut whole = Mtp::new(&model, &predictor);
-        read(&mut whole, &[0..30]);
+        read(&mut whole, &[[0, 30]]);
         let want = guess(&mut whole);
         assert_eq!(want.len(), 4);
         assert_eq!(guess(&mut whole), want, "{name} again");
         let mut parts = Mtp::new(&model, &predictor);
-        read(&mut parts, &[0..1, 1..3, 3..4, 4..22, 22..30]);
+        read(&mut parts, &[[0, 1], [1, 3], [3, 4], [4, 22], [22, 30]]);
         assert_eq!(guess(&mut parts), want, "{name} in parts");
         let mut back = Mtp::new(&model, &predictor);
-        read(&mut back, &[0..24]);
+        read(&mut back, &[[0, 24]]);
         back.draft(&text[..25], 3).unwrap();
-        read(&mut back, &[24..40, 24..30]);
+        read(&mut back, &[[24, 40], [24, 30]]);
         // Its keys of place 23 were made of the token that followed.
         assert_eq!(guess(&mut back), want, "{name} back from elsewhere");
         let mut late = Mtp::new(&model, &predictor);
-        read(&mut late, &[20..30]);
+        read(&mut late, &[[20, 30]]);
         assert_eq!(guess(&mut late).len(), 4, "{name} without the start");
         assert!(late.draft(&text[..36], 4).unwrap().is_empty(), "{name}: the last state is unknown");
     }

@@ -67,7 +67,7 @@ fn embeddings_are_those_of_sentence_transformers() {
     ];
     for (name, pooling, normalize, settings, options) in cases {
         let folder = tempfile::tempdir().unwrap();
-        Embedding { pooling, normalize, settings }.write(folder.path());
+        Embedding { pooling, normalize, settings, ..Embedding::default() }.write(folder.path());
         let want = expected(name);
         assert_close(name, &embed(folder.path(), &options, true).unwrap(), &want, BOUND);
         // With activations in 8 bits.
