@@ -24,7 +24,7 @@ fn long(name: &str, device: &Device, cache: FloatType) -> Model {
     tiny.text().insert("max_position_embeddings".into(), 2048.into());
     let (checkpoint, _folder) = tiny.checkpoint();
     let mut target = Target::new(device, Some(FloatType::F32)).unwrap().with_exact(true);
-    target.cache = cache;
+    target.cache = cache.into();
     Model::load_for(&checkpoint.unwrap(), target).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
@@ -164,7 +164,7 @@ fn a_cache_that_a_pass_left_is_refused_until_it_begins_anew() {
     bytes.chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0x80, 0x47]));
     let (checkpoint, _folder) = tiny.checkpoint();
     let mut target = Target::new(&Device::cpu(Some(1)).unwrap(), Some(FloatType::F32)).unwrap();
-    target.cache = FloatType::F16;
+    target.cache = FloatType::F16.into();
     let model = Model::load_for(&checkpoint.unwrap(), target).unwrap();
     let (mut cache, tokens) = (model.cache(), text(&model, 400));
     let mut refused = |tokens| model.forward(tokens, &mut cache, Logits::None).unwrap_err().to_string();
