@@ -84,7 +84,7 @@ fn flags_are_called_by_their_names_here() {
         ("chat --mtp", "chat --speculate=mtp"),
         ("quantize -ctk q8_0 -m x -o y", "quantize -m x -o y"),
         ("mlx_lm.generate --model x --kv-bits 8", "generate --model x --cache-type=q8_0"),
-        ("vllm serve x --kv-cache-dtype int8", "serve --model=x --cache-type int8"),
+        ("vllm serve org/name --kv-cache-dtype int8", "serve --model=org/name --cache-type int8"),
         (
             "llama-server -m x --port 9 -np 4 -c 64 --api-key k",
             "serve -m x --port 9 --max-running 4 -c 64 --api-key k",
