@@ -60,14 +60,13 @@ impl Checkpoint {
         let named = COMPANIONS.iter().map(|&(name, content, limit)| (name.to_string(), content, limit));
         let templates = named::additional(self.path())?.into_iter();
         let templates = templates.map(|name| (named::path_of(&name), Content::Text, limit::TEMPLATE));
-        let folders =
-            self.modules()?.into_iter().map(|module| module.folder).filter(|folder| !folder.is_empty());
-        let modules = folders.map(|folder| format!("{folder}/{CONFIG}"));
+        let listed: Vec<_> = self.modules()?.into_iter().filter(|module| !module.folder.is_empty()).collect();
+        let modules = listed.iter().map(|module| format!("{}/{CONFIG}", module.folder));
         let modules =
             modules.chain(TRANSFORMERS.map(String::from)).map(|name| (name, Content::Object, limit::CONFIG));
-        // Those of linear layers, which have weights of their own.
-        let config = self.embedding_config()?;
-        let weights = config.dense.iter().map(|module| format!("{}/{SINGLE}", module.name));
+        // Linear layers have weights of their own.
+        let weights = listed.iter().filter(|module| module.class == "Dense");
+        let weights = weights.map(|module| format!("{}/{SINGLE}", module.folder));
         let modules = modules.chain(weights.map(|name| (name, Content::Bytes, limit::MODULE)));
         let mut companions = vec![];
         for (name, content, limit) in named.chain(templates).chain(modules) {
@@ -77,6 +76,8 @@ impl Checkpoint {
                 companions.push(Companion { name, bytes });
             }
         }
+        // Other modules with weights of their own would be lost: they are refused.
+        self.embedding_config()?;
         Ok(companions)
     }
 }

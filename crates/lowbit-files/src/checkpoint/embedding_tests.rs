@@ -80,11 +80,13 @@ fn settings_are_those_of_sentence_transformers() {
 #[test]
 fn what_is_not_computed_is_refused() {
     let dense = modules(&["Transformer", "Pooling", "Dense", "Normalize"]);
+    let other = modules(&["Transformer", "Pooling", "LSTM"]);
     let plain = ("modules.json", modules(&["Transformer", "Pooling"]));
     let pooling = |value: Value| vec![plain.clone(), ("1_M/config.json", value)];
     let beside = |name: &'static str, value: Value| vec![plain.clone(), (name, value)];
     let cases = [
-        (vec![("modules.json", dense)], "module 2 should be Transformer beside it, then Pooling"),
+        (vec![("modules.json", other)], "module 2 should be Transformer beside it, then Pooling"),
+        (vec![("modules.json", dense)], "the whole should be the sizes of a linear layer"),
         (vec![("modules.json", json!({}))], "the whole should be an array"),
         (
             vec![("modules.json", json!([{"type": "T", "path": "../x"}]))],

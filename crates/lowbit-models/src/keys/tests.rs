@@ -83,6 +83,7 @@ fn tables_name_each_key_once() {
         "max_position_embeddings",
         "sliding_window",
         "hidden_size_per_layer_input",
+        "use_bidirectional_attention",
         "rope_scaling",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
