@@ -113,6 +113,7 @@ impl CacheType {
     }
 
     /// The float type, for ops that take no other cache.
+    #[cfg(feature = "gpu")]
     pub(crate) fn float(self) -> Option<FloatType> {
         match self {
             Self::Float(float) => Some(float),
