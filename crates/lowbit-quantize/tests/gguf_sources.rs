@@ -126,11 +126,16 @@ fn a_file_becomes_what_its_original_becomes_bit_for_bit() {
         );
         assert!(summary.warnings.iter().all(predictors), "{name}: {:?}", summary.warnings);
         let [direct, made] = [direct, made].map(|path| Checkpoint::open(&path).unwrap());
-        let names =
-            |checkpoint: &Checkpoint| checkpoint.tensors().names().map(String::from).collect::<Vec<_>>();
+        // GGUF's layers that predict further tokens are left out, as the warning says.
+        let predicts = |name: &&str| name.starts_with("language_model.mtp.");
+        let names = |checkpoint: &Checkpoint| {
+            let names = checkpoint.tensors().names().filter(|name| !predicts(name));
+            names.map(String::from).collect::<Vec<_>>()
+        };
         assert_eq!(names(&direct), names(&made), "{name}");
         let mut logarithms = 0;
-        for (want, got) in direct.tensors().iter().zip(made.tensors()) {
+        let kept = direct.tensors().iter().filter(|view| !predicts(&view.name.as_str()));
+        for (want, got) in kept.zip(made.tensors()) {
             assert_eq!(want.shape, got.shape, "{name}: {}", got.name);
             if got.name.ends_with("A_log") {
                 // GGUF has -exp(A_log) rounded to f32: half an ulp of it moves its logarithm by

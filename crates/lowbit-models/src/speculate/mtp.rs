@@ -204,11 +204,18 @@ impl<'m> Mtp<'m> {
                     self.cache.set_position(position);
                     self.record()
                 })?;
-                self.guesser.iter_mut().for_each(|guesser| guesser.pass = Some(pass.clone()));
+                self.keep(pass);
             }
         }
         self.cache.set_position(position + 1);
         Ok(())
+    }
+
+    /// Keeps the captured pass of a guess.
+    fn keep(&mut self, pass: Pass) {
+        if let Some(guesser) = &mut self.guesser {
+            guesser.pass = Some(pass);
+        }
     }
 
     /// Takes the place behind `text`'s token before the last.

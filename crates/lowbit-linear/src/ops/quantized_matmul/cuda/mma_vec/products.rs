@@ -244,7 +244,18 @@ fn load_floats<E: Int>(
         to[0] = u32::cast_from(elements[at]);
     } else {
         let from = register(address(elements) + at as u32 * comptime!(float.size() as u32));
-        let words = shared_words(from, 0usize, comptime!(count * float.size() / 4));
+        let loads = comptime!(count * float.size() / 4);
+        let mut words = Array::<u32>::new(loads);
+        // A load takes four words at most.
+        #[unroll]
+        for part in 0..comptime!(loads.div_ceil(4)) {
+            let taken = comptime!(usize::min(4, loads - 4 * part));
+            let some = shared_words(from, comptime!(16 * part), taken);
+            #[unroll]
+            for i in 0..taken {
+                words[comptime!(4 * part + i)] = some[i];
+            }
+        }
         #[unroll]
         for i in 0..count {
             if comptime!(float.size() == 4) {
