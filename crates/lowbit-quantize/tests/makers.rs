@@ -266,22 +266,18 @@ fn models_in_fp8_and_nvfp4_compute_and_convert() {
         let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
         assert!(error <= 1e-5, "{name}: {error}");
         assert!(!warnings.iter().any(|warning| warning.contains("become f32")), "{warnings:?}");
+        // Eight bits lose less than a hundredth of each kind of weight.
         let made = tempfile::tempdir().unwrap();
-        let output = made.path().join("new");
-        let recipe = Recipe::new(MlxFormat::for_mode("affine").with_bits(8).with_group_size(32));
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        recipe.run(&checkpoint, &output, |_| Continue(())).unwrap();
-        let (got, _) = logits(&output);
-        let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
-        assert!(error <= 0.5, "{name} {settings}: {error}");
-        let file = made.path().join("new.gguf");
-        let rules = ["token_embd=F32", "output.weight=F32"].map(|rule| rule.parse().unwrap());
-        Recipe::new(Mix::from_name("Q8_0").unwrap())
-            .with_rules(rules.into())
-            .run(&checkpoint, &file, |_| Continue(()))
-            .unwrap();
-        let (got, _) = logits(&file);
-        assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 0.5), "{name}");
+        let mlx = Recipe::new(MlxFormat::for_mode("affine").with_bits(8).with_group_size(32));
+        let gguf = Recipe::new(Mix::from_name("Q8_0").unwrap());
+        for (recipe, output) in [(mlx, "new"), (gguf, "new.gguf")] {
+            let output = made.path().join(output);
+            let summary = recipe.run(&checkpoint, &output, |_| Continue(())).unwrap().summary;
+            let lost = summary.kinds.iter().map(|kind| kind.relative_error()).fold(0.0, f64::max);
+            assert!(lost < 0.01, "{name} as {output:?}: {lost}");
+            logits(&output);
+        }
     }
 }
 
