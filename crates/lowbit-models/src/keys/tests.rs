@@ -84,6 +84,7 @@ fn tables_name_each_key_once() {
         "sliding_window",
         "hidden_size_per_layer_input",
         "use_bidirectional_attention",
+        "attention.causal",
         "rope_scaling",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",

@@ -15,7 +15,7 @@ pub(crate) use cpu::{Int8, Stored};
 /// The type of cached keys and values.
 ///
 /// A row of [`CacheType::Int8`] is a tensor's row of i8: D codes, then a scale for each group of
-/// [`CacheType::group`] values, f16, then zeros up to a multiple of 16 bytes.
+/// `CacheType::group` values, f16, then zeros up to a multiple of 16 bytes.
 ///
 /// ```text
 /// byte 0                    D                     D + 2 D / group
