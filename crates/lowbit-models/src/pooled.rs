@@ -110,7 +110,7 @@ impl Model {
             if first > 0 && between().is_break() {
                 return Ok(None);
             }
-            // Where tokens see those after them, a text has no parts.
+            // A text whose tokens see those after them has no parts.
             let pools = match text.tokens.len() > most && self.config().causal {
                 true => match self.pool_in_parts(text, pooling, most, &mut between)? {
                     Some(pool) => vec![pool],

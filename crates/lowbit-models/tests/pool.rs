@@ -389,7 +389,7 @@ fn pages_behind_a_window_are_free_again() {
             let (prompt, reply) = text.split_at(*prompt);
             assert_eq!(reply, alone(&model, prompt, options), "{} {id}", model.architecture());
         }
-        // What was given back is reached by its mark alone.
+        // A window that was given back is reached by its mark alone.
         let Text { mut cache, text, .. } = texts.remove(0);
         let error = pool.go_back(&mut cache, 128, None).unwrap_err().to_string();
         assert!(error.contains("go_back: tokens is 128, but a mark of this place"), "{error}");

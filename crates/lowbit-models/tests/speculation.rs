@@ -166,8 +166,7 @@ fn every_guess_leaves_the_bits_of_steps_on_a_cpu() {
             for share in [1.0, 0.5] {
                 let (tokens, got) = watched(&model, Script::new(text.clone(), share), (&prompt, &options));
                 assert_eq!(tokens, want, "{name} with {share} of the guesses right");
-                let place = bits.iter().zip(&got).find(|(a, b)| a != b).map(|((place, _), _)| place);
-                assert!(place.is_none() && got.len() == bits.len(), "{name} with {share}: {place:?}");
+                assert_same(&got, &bits, &format!("{name} with {share}"));
             }
         }
     }
@@ -188,6 +187,12 @@ fn every_guess_leaves_the_text_of_steps() {
             assert_near(&steps, &got, name);
         }
     }
+}
+
+/// That all states have the same bits.
+fn assert_same(got: &BTreeMap<usize, Vec<u32>>, want: &BTreeMap<usize, Vec<u32>>, what: &str) {
+    let place = want.iter().zip(got).find(|(a, b)| a != b).map(|((place, _), _)| place);
+    assert!(place.is_none() && got.len() == want.len(), "{what}: {place:?}");
 }
 
 /// That all states are the same but for rounding.
@@ -226,8 +231,7 @@ fn every_guess_leaves_the_bits_of_any_other_on_a_gpu() {
             for share in [1.0, 0.5] {
                 let (tokens, got) = watched(&model, Script::new(text.clone(), share), (&prompt, &options));
                 assert_eq!(tokens, want, "{name} with {share} of the guesses right");
-                let place = bits.iter().zip(&got).find(|(a, b)| a != b).map(|((place, _), _)| place);
-                assert!(place.is_none() && got.len() == bits.len(), "{name} with {share}: {place:?}");
+                assert_same(&got, &bits, &format!("{name} with {share}"));
             }
         }
     }

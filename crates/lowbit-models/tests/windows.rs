@@ -195,7 +195,7 @@ fn sessions_go_on(models: &[Model], length: usize) {
         let first = [&all[..length], &written].concat();
         let again = reply(&mut session, &all[..3]);
         assert_eq!(again, fresh(&[&first[..], &all[..3]].concat()), "{}", model.device());
-        // What was forgotten is read again from the mark before it.
+        // Forgotten rows are read again from the mark before them.
         assert_eq!(session.go_back(150).unwrap(), 100);
         let replaced = reply(&mut session, &all[500..520]);
         assert_eq!(replaced, fresh(&[&all[..100], &all[500..520]].concat()), "{}", model.device());

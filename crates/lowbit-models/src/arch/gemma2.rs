@@ -3,7 +3,7 @@
 //! 0.32 `models/gemma2.py`; llama.cpp `src/models/gemma2.cpp`.
 
 use super::biases::BY_FLAGS;
-use super::gemma3::{self, NORMS, OFFSET_NORMS};
+use super::gemma3::{self, GGUF_WINDOWS, NORMS, OFFSET_NORMS};
 use super::gpt_oss::{check_local_base, is_sliding};
 use super::{
     Architecture, Conversion, MlxLm, ModelType, TiedByDefault, WindowKeys, Windows, decoder, window,
@@ -21,7 +21,7 @@ use lowbit_kernels::ops::{Gate, RopeLayout};
 pub const GEMMA2: Architecture = Architecture {
     model_types: &[ModelType { name: "gemma2", tables: TABLES, wraps: false }],
     gguf: "gemma2",
-    gguf_keys: &[GGUF_KEYS, GGUF_DENSE, GGUF],
+    gguf_keys: &[GGUF_KEYS, GGUF_WINDOWS, GGUF_DENSE, GGUF],
     offset_norms: Some(OFFSET_NORMS),
     names: &[TOP, ATTENTION, &MLP, &[POST_ATTENTION_NORM, PRE_FEEDFORWARD_NORM, POST_FEEDFORWARD_NORM]],
     aliases: &[],
@@ -65,13 +65,7 @@ const KEYS: &[Key] = &[
     Key::no_effect("cache_implementation"),
 ];
 
-const GGUF_KEYS: &[Key] = &[
-    Key::optional("attention.sliding_window"),
-    Key::optional("attention.sliding_window_pattern"),
-    Key::optional("rope.freq_base_swa"),
-    Key::optional(CAPS[0].0),
-    Key::optional(CAPS[1].0),
-];
+const GGUF_KEYS: &[Key] = &[Key::optional(CAPS[0].0), Key::optional(CAPS[1].0)];
 
 /// llama.cpp's window where a file has none.
 const GGUF_WINDOW: usize = 4096;

@@ -29,7 +29,7 @@ pub const GEMMA3: Architecture = Architecture {
         ModelType { name: "gemma3", tables: TABLES, wraps: true },
     ],
     gguf: "gemma3",
-    gguf_keys: &[GGUF_KEYS, GGUF_DENSE, GGUF],
+    gguf_keys: &[GGUF_KEYS, GGUF_WINDOWS, GGUF_DENSE, GGUF],
     offset_norms: Some(OFFSET_NORMS),
     names: &[
         TOP,
@@ -49,7 +49,7 @@ pub const GEMMA3: Architecture = Architecture {
 pub const GEMMA_EMBEDDING: Architecture = Architecture {
     model_types: &[ModelType { name: "gemma3_text", tables: EMBEDDING, wraps: false }],
     gguf: "gemma-embedding",
-    gguf_keys: &[GGUF_EMBEDDING_KEYS, GGUF_KEYS, GGUF_DENSE, GGUF],
+    gguf_keys: &[GGUF_EMBEDDING_KEYS, GGUF_KEYS, GGUF_WINDOWS, GGUF_DENSE, GGUF],
     conversion: Conversion { sees_later: true, ..GEMMA3.conversion },
     ..GEMMA3
 };
@@ -110,11 +110,13 @@ const GGUF_EMBEDDING_KEYS: &[Key] = &[
     Key::no_effect("dense_3_feat_out"),
 ];
 
-const GGUF_KEYS: &[Key] = &[
+const GGUF_KEYS: &[Key] = &[Key::only("final_logit_softcapping", &[Float(0.0)])];
+
+/// Of layers of which some have a window, those of Gemma 2 too.
+pub(super) const GGUF_WINDOWS: &[Key] = &[
     Key::optional("attention.sliding_window"),
     Key::optional("attention.sliding_window_pattern"),
     Key::optional("rope.freq_base_swa"),
-    Key::only("final_logit_softcapping", &[Float(0.0)]),
 ];
 
 pub(super) const NORMS: LayerNorms = LayerNorms {

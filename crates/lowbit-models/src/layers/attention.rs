@@ -317,9 +317,10 @@ impl Attention {
         self.config.kv_of
     }
 
-    /// [`AttentionConfig::sliding_window`].
+    /// The keys before a query that later tokens need: [`AttentionConfig::sliding_window`], but
+    /// none where whole texts are computed at once, which have no cache.
     pub(crate) fn window(&self) -> Option<usize> {
-        self.config.sliding_window
+        self.config.sliding_window.filter(|_| self.config.look_ahead == 0)
     }
 
     /// An empty cache for this layer.

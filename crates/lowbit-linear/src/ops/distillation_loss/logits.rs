@@ -1,7 +1,7 @@
 use crate::ops::{mul, softcap, softcap_backward};
 use crate::{KernelError, Tensor};
 
-/// How logits follow from the products of an output layer:
+/// The function that makes logits of the products of an output layer:
 /// `logits = caps * tanh(products * factors / caps)`, or `products * factors` without caps.
 ///
 /// Both are f32 `[V]`: Granite's `logits_scaling` is the reciprocal of its factors, Gemma's

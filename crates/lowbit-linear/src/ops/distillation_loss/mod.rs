@@ -115,7 +115,7 @@ impl DistillationTarget {
 /// Options of [`output_distillation`].
 #[derive(Clone, Copy, Debug)]
 pub struct OutputDistillation<'a> {
-    /// What makes the student's logits of `x weight^T`. The teacher says its logits as they are.
+    /// From `x weight^T` to the student's logits. The teacher says its logits as they are.
     pub logits: &'a LogitFunction,
     /// Both models' logits are divided by this.
     pub temperature: f32,

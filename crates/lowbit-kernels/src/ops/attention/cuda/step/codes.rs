@@ -1,7 +1,7 @@
 //! Keys and values of 8 bits: their codes become floats in registers, between shared memory and the
 //! tensor cores.
 //!
-//! What is summed over, elements of keys and keys, may come in any order, if both operands have it.
+//! The elements of keys, and the keys, are summed in any order that both operands have.
 //! A unit's four codes of a word are neighbours, so it takes 4 neighbours of each 16 elements of
 //! the queries, where floats would have it take two pairs. The columns of values that a unit has
 //! are neighbours, too: `2 (l / 4)` and the next of each 16.
