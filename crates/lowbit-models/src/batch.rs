@@ -8,7 +8,7 @@ use crate::layers::Step;
 use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache};
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeBatch, PAGE_TOKENS, SampleKind, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// The numbers of rows that steps are captured for. Rows without a sequence fill them up.
 const BUCKETS: [usize; 12] = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256];
@@ -283,12 +283,8 @@ impl BatchSteps {
             ran.captured.as_ref().map_or(Ok(()), |captured| captured.pass.replay())?;
             return Ok(ran);
         }
-        let Device::Gpu(gpu) = model.device() else {
-            let logits = self.record(model, pool, (count, kind))?;
-            return Ok(Ran { rows: count, kind, logits, captured: None });
-        };
         let mut runs = vec![];
-        let pass = gpu.capture(|| {
+        let pass = model.device().capture(|| {
             runs.push(self.record(model, pool, (count, kind))?);
             Ok(())
         });
@@ -296,7 +292,7 @@ impl BatchSteps {
         // for that one, which keeps all its activations, the next step tries again.
         let mut runs = runs.into_iter();
         let (logits, pass) = match (runs.next(), pass) {
-            (Some(logits), pass) => (logits, pass.ok()),
+            (Some(logits), pass) => (logits, pass.ok().flatten()),
             (None, pass) => {
                 return Err(pass.err().unwrap_or_else(|| unreachable!("a capture runs its work")));
             }

@@ -6,8 +6,8 @@ use crate::{
     Script, Session, Speculation, Target,
 };
 use lowbit_files::{Checkpoint, Pooling};
+use lowbit_kernels::KernelError;
 use lowbit_kernels::ops::{PAGE_TOKENS, SampleParams};
-use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
 impl Model {
@@ -23,19 +23,13 @@ impl Model {
     /// As [`Self::load_for`]; those of `work`;
     /// [`KernelError::Kernel`](lowbit_kernels::KernelError::Kernel) for a kernel that does not
     /// compile.
-    // A build without a device has no GPU to go on with.
-    #[cfg_attr(
-        not(any(feature = "cuda", feature = "vulkan", feature = "metal")),
-        allow(unreachable_code, unused_variables, unused_mut)
-    )]
     pub fn load_compiled(
         checkpoint: &Checkpoint,
         target: Target,
         work: impl FnOnce(&Self) -> Result<(), ModelError> + Send,
         progress: impl FnMut(usize, usize) + Send,
     ) -> Result<Self, ModelError> {
-        let Device::Gpu(gpu) = &target.device else { return Self::load_for(checkpoint, target) };
-        let dry_run = gpu.dry_run();
+        let Some(dry_run) = target.device.dry_run() else { return Self::load_for(checkpoint, target) };
         let dry_target = target.on(dry_run.device());
         std::thread::scope(|scope| {
             let compile = move || {

@@ -3,7 +3,7 @@ use crate::layers::Step;
 use crate::{Cache, GenerationOptions, Model, ModelError};
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeState, Drawn, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// Decode steps: each runs the model on the last token and samples the next one, all on the device.
 /// On a GPU the step is captured once and replayed, also in later replies if it still fits them.
@@ -104,8 +104,8 @@ impl Steps {
     pub fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), ModelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
-        match (model.device(), &self.pass) {
-            (_, Some(pass)) => {
+        match &self.pass {
+            Some(pass) => {
                 // Windows that are full move on, where they are.
                 model.reserve(cache, 1)?;
                 pass.replay()?;
@@ -113,21 +113,17 @@ impl Steps {
                 let logits = self.logits.clone().filter(|_| self.rules.has_grammar());
                 logits.map_or(Ok(()), |logits| self.sample(&logits))
             }
-            (Device::Cpu(_), None) => {
-                let logits = self.forward(model, cache)?;
-                self.sample(&logits)
-            }
-            (Device::Gpu(gpu), None) => {
-                model.reserve(cache, 2)?;
-                let before = cache.position();
+            None => {
                 // The second recording is for the following steps and does not run now.
+                let recordings = 1 + usize::from(model.device().plan().captures);
+                model.reserve(cache, recordings)?;
+                let before = cache.position();
                 let mut recorded = vec![];
-                let pass = gpu.capture(|| {
+                self.pass = model.device().capture(|| {
                     let result = self.record(model, cache, &mut recorded);
-                    cache.set_position(before + 1);
+                    cache.set_position(cache.position().min(before + 1));
                     result
                 })?;
-                self.pass = Some(pass);
                 let mut recorded = recorded.into_iter();
                 let first = recorded.next();
                 self.logits = recorded.next();

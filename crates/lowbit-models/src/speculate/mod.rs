@@ -70,9 +70,6 @@ pub struct Speculated {
 /// cache can go back by as many.
 const MOST: usize = 15;
 
-/// The same on a GPU: up to four rows go through one kernel on every device.
-const MOST_ON_GPUS: usize = 3;
-
 impl<'m> Speculation<'m> {
     /// With these guesses: up to 8 on a CPU and up to 3 on a GPU.
     pub fn new(drafter: impl Drafter + 'm) -> Self {
@@ -99,10 +96,7 @@ impl<'m> Speculation<'m> {
 
     /// The most guesses of a pass on `device`.
     pub fn most(&self, device: &Device) -> usize {
-        self.most.min(match device {
-            Device::Cpu(_) => MOST,
-            Device::Gpu(_) => MOST_ON_GPUS,
-        })
+        self.most.min(MOST).min(device.plan().few_rows - 1)
     }
 
     /// Up to `most` guesses after `text`.

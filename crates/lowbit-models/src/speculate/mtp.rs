@@ -9,7 +9,7 @@ use lowbit_files::Checkpoint;
 use lowbit_formats::DType;
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// The layer that predicts the token after the next one, of a state and the next token:
 ///
@@ -191,7 +191,6 @@ impl<'m> Mtp<'m> {
     }
 
     fn step(&mut self) -> Result<(), KernelError> {
-        let Device::Gpu(gpu) = self.model.device() else { return self.record() };
         if !self.cache.has_room(1) {
             self.release();
         }
@@ -200,7 +199,7 @@ impl<'m> Mtp<'m> {
         match pass {
             Some(pass) => pass.replay()?,
             None => {
-                let pass = gpu.capture(|| {
+                let pass = self.model.device().capture(|| {
                     self.cache.set_position(position);
                     self.record()
                 })?;
@@ -211,10 +210,10 @@ impl<'m> Mtp<'m> {
         Ok(())
     }
 
-    /// Keeps the captured pass of a guess.
-    fn keep(&mut self, pass: Pass) {
+    /// Keeps the captured pass of a guess, if the device has captured it.
+    fn keep(&mut self, pass: Option<Pass>) {
         if let Some(guesser) = &mut self.guesser {
-            guesser.pass = Some(pass);
+            guesser.pass = pass;
         }
     }
 

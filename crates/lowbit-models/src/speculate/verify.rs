@@ -5,7 +5,7 @@ use crate::layers::{StateRows, Step};
 use crate::{Cache, GenerationOptions, Model, ModelError};
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeBatch, Form, SampleKind, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// The draws of one text, token after token.
 #[derive(Debug)]
@@ -125,9 +125,9 @@ impl Verifier {
     }
 
     fn new(model: &Model, rows: usize, draws: &Draws, wants_states: bool) -> Result<Self, ModelError> {
-        let Device::Gpu(_) = model.device() else {
+        if !model.device().plan().captures {
             return Ok(Self { wants_states, on_gpu: None, last: None });
-        };
+        }
         let on_gpu = OnGpu {
             batch: DecodeBatch::new(rows, draws.window, model.device())?,
             sampling: draws.sampling,
@@ -283,7 +283,6 @@ impl OnGpu {
             pass.replay()?;
             return Ok(None);
         }
-        let Device::Gpu(gpu) = model.device() else { unreachable!("it is on a GPU") };
         let step = Step::drafts(self.batch.positions())?;
         if !std::mem::replace(&mut self.has_run, true) {
             // Forks share the memory of states until they are first written, which this pass's
@@ -291,7 +290,7 @@ impl OnGpu {
             return Ok(Some(self.record(model, cache, (&step, states))?));
         }
         let mut runs = vec![];
-        let pass = gpu.capture(|| {
+        let pass = model.device().capture(|| {
             runs.push(self.record(model, cache, (&step, states))?);
             // Counted, but not run yet.
             cache.set_position(position);
@@ -299,7 +298,7 @@ impl OnGpu {
         })?;
         let mut runs = runs.into_iter();
         let run = runs.next();
-        self.captured = runs.next().map(|run| (pass, run));
+        self.captured = pass.zip(runs.next());
         Ok(run)
     }
 
@@ -326,10 +325,9 @@ impl OnGpu {
         if let Some(pass) = &self.catch_up {
             return pass.replay();
         }
-        let (Device::Gpu(gpu), Some((_, run))) = (model.device(), &self.captured) else { return Ok(()) };
+        let Some((_, run)) = &self.captured else { return Ok(()) };
         if !run.inputs.is_empty() {
-            let pass = gpu.capture(|| catch_up(model, cache, &run.inputs, &self.stays))?;
-            self.catch_up = Some(pass);
+            self.catch_up = model.device().capture(|| catch_up(model, cache, &run.inputs, &self.stays))?;
         }
         Ok(())
     }
