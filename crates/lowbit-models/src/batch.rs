@@ -1,14 +1,17 @@
 //! Decode steps of many sequences at once.
 
 mod first;
+mod verify;
 
 pub use first::FirstRow;
+pub use verify::{Verification, Verified};
 
 use crate::layers::Step;
 use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache};
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeBatch, PAGE_TOKENS, SampleKind, SampleParams};
 use lowbit_kernels::{Device, KernelError, Tensor};
+use verify::DraftBatch;
 
 /// The numbers of rows that steps are captured for. Rows without a sequence fill them up.
 const BUCKETS: [usize; 12] = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256];
@@ -34,6 +37,10 @@ pub struct BatchSteps {
     cu_seqlens: Tensor,
     /// The last one ran last.
     passes: Vec<Ran>,
+    /// Rows of guesses, once there were some.
+    drafts: Option<DraftBatch>,
+    /// Steps captured so far.
+    captures: usize,
 }
 
 /// A sequence, for one step.
@@ -117,6 +124,8 @@ impl BatchSteps {
             slots: zeros(&[rows])?,
             cu_seqlens: Tensor::new(&offsets, &[rows + 1], device)?,
             passes: vec![],
+            drafts: None,
+            captures: 0,
         })
     }
 
@@ -128,6 +137,11 @@ impl BatchSteps {
     /// The most last tokens that penalties look at.
     pub fn window(&self) -> usize {
         self.state.window()
+    }
+
+    /// Steps captured so far, each of which has taken longer than its replays.
+    pub fn captures(&self) -> usize {
+        self.captures
     }
 
     /// The most sequences.
@@ -287,6 +301,7 @@ impl BatchSteps {
             let logits = self.record(model, pool, (count, kind))?;
             return Ok(Ran { rows: count, kind, logits, captured: None });
         };
+        self.captures += 1;
         let mut runs = vec![];
         let pass = gpu.capture(|| {
             runs.push(self.record(model, pool, (count, kind))?);

@@ -107,6 +107,52 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
     Ok(())
 }
 
+/// For [`Model::load_compiled`]: steps of up to `rows` sequences with up to `most` guesses after
+/// each token, in at most 64 rows, as an engine that guesses runs them besides.
+///
+/// # Errors
+/// As [`BatchSteps::verify`].
+pub fn dry_guesses(
+    model: &Model,
+    (rows, most): (usize, usize),
+    options: &GenerationOptions,
+) -> Result<(), ModelError> {
+    if model.config().headless {
+        return Ok(());
+    }
+    let limit = model.config().max_position_embeddings;
+    let window = options.repetition_context.min(limit);
+    let options = GenerationOptions { grammar: None, ..options.clone() }
+        .with_repetition_context(window)
+        .with_stop_ids(vec![]);
+    let mut steps = BatchSteps::new(model, rows.min(32), limit, window)?;
+    let mut pool = CachePool::new(model, steps.capacity(), steps.capacity(), 0)?;
+    let mut caches = vec![];
+    while let Some(mut cache) = pool.cache()? {
+        pool.make_room(&mut cache, 1 + most);
+        caches.push(cache);
+    }
+    for count in BatchSteps::buckets(steps.capacity()) {
+        for guesses in (1..=most).filter(|&guesses| count * (1 + guesses) <= 64 && guesses < limit) {
+            let row = |(id, cache)| BatchRow {
+                id: id as u64,
+                cache,
+                text: &[0],
+                sampled: 0,
+                options: &options,
+                rules: None,
+                draws: true,
+                keeps_logits: false,
+            };
+            let mut rows: Vec<_> = caches.iter_mut().take(count).enumerate().map(row).collect();
+            let drafts = vec![vec![0; guesses]; count];
+            steps.verify(model, &mut pool, (&mut rows, &drafts), false)?;
+            caches.iter_mut().take(count).try_for_each(|cache| pool.go_back(cache, 0, None))?;
+        }
+    }
+    Ok(())
+}
+
 /// The most tokens of [`dry_batches`]' prompts.
 const LONGEST: usize = 4096;
 

@@ -167,6 +167,72 @@ fn sequences_that_come_and_go_are_written_as_alone() {
     }
 }
 
+/// Guesses of all kinds: none, right ones, and wrong ones in every place.
+#[test]
+fn guesses_leave_what_is_written_alone() {
+    for model in models() {
+        let mut pool = CachePool::new(&model, 24, 6, 0).unwrap();
+        let mut steps = BatchSteps::new(&model, 6, CONTEXT, 16).unwrap();
+        let (mut texts, mut want) = (vec![], vec![]);
+        for (seed, length) in (0..).zip([1, 62, 130, 17, 64]) {
+            let mut text = Text::start(&model, &mut pool, seed, prompt(&model, seed as u32, length));
+            if seed == 1 {
+                text.options = text.options.with_logit_bias(vec![(3, 2.0), (4, -2.0)]);
+            }
+            let reply = alone(&model, &text.text, &text.options);
+            want.push([&text.text[..], &reply].concat());
+            texts.push((LogitRules::new(&text.options, &model).unwrap(), text));
+        }
+        let (mut passes, mut accepted) = (0, 0);
+        while !texts.is_empty() {
+            let guesses = |(_, text): &(LogitRules, Text)| {
+                let (place, all) = (text.text.len(), &want[text.id as usize]);
+                let count = ((text.id as usize + passes) % 4).min(all.len() - place - 1);
+                let mut guesses = all[place..][..count].to_vec();
+                let wrong = (passes + place) % 5;
+                guesses.iter_mut().skip(wrong).take(1).for_each(|id| *id = id.wrapping_sub(1).min(*id / 2));
+                guesses
+            };
+            let drafts: Vec<Vec<u32>> = texts.iter().map(guesses).collect();
+            let mut rows = vec![];
+            for (rules, text) in &mut texts {
+                rows.push(BatchRow { rules: Some(rules), ..text.row() });
+            }
+            let verified = steps.verify(&model, &mut pool, (&mut rows, &drafts), passes % 2 == 0).unwrap();
+            let count = rows.len() + drafts.iter().map(Vec::len).sum::<usize>();
+            assert_eq!(verified.states.is_some(), passes % 2 == 0);
+            assert!(verified.states.is_none_or(|states| states.dim(0) >= count));
+            drop(rows);
+            for ((_, text), drawn) in texts.iter_mut().zip(verified.drawn) {
+                assert!(
+                    drawn.iter().all(|drawn| drawn.logits.is_some() == (text.id % 4 == 0) && !drawn.ends)
+                );
+                accepted += drawn.len() - 1;
+                text.text.extend(drawn.into_iter().map(|drawn| drawn.id.unwrap()));
+                let want = &want[text.id as usize][..text.text.len()];
+                assert_eq!(text.text, want, "{} {}", model.architecture(), text.id);
+                assert_eq!(text.cache.position() + 1, text.text.len());
+            }
+            passes += 1;
+            // Between them a step without guesses.
+            texts.retain(|(_, text)| text.text.len() < text.prompt + 12);
+            if passes == 3 {
+                let mut plain: Vec<_> = texts.iter_mut().filter(|(_, text)| text.id != 1).collect();
+                let mut rows: Vec<_> = plain.iter_mut().map(|(_, text)| text.row()).collect();
+                let drawn = steps.step(&model, &mut pool, &mut rows).unwrap();
+                drop(rows);
+                for ((_, text), drawn) in plain.into_iter().zip(drawn) {
+                    text.text.push(drawn.id.unwrap());
+                    assert_eq!(text.text, want[text.id as usize][..text.text.len()]);
+                }
+                texts.retain(|(_, text)| text.text.len() < text.prompt + 12);
+            }
+        }
+        assert!(accepted > 15 && passes < 12, "{accepted} in {passes}");
+        assert_eq!(pool.free_pages(), 24);
+    }
+}
+
 #[test]
 fn first_tokens_are_drawn_together_as_alone() {
     for model in models() {

@@ -237,6 +237,19 @@ impl Decoder {
     ) -> Result<(), KernelError> {
         let all = cache.keeps_all();
         let layers = cache.reserve(0, || self.layer_caches(rows.cu_seqlens.device(), all))?;
+        self.catch_up_in_pool(inputs, rows, layers)
+    }
+
+    /// As [`Self::catch_up`], for sequences in a pool, which has these `layers`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn catch_up_in_pool(
+        &self,
+        inputs: &[Vec<Tensor>],
+        rows: StateRows<'_>,
+        layers: &mut [LayerCache],
+    ) -> Result<(), KernelError> {
         let recurrences = self.blocks.iter().enumerate().filter(|(_, block)| block.recurs());
         let mut each = recurrences.zip(inputs);
         each.try_for_each(|((index, block), inputs)| {

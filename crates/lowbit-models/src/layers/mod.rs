@@ -35,4 +35,4 @@ pub(crate) use rope::latent_scale;
 pub use rope::{RopeKind, STILL, rope_params, rope_params_of, sections_cover};
 pub use short_conv::{ShortConv, ShortConvConfig};
 pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, Multipliers};
-pub(crate) use verify::StateRows;
+pub(crate) use verify::{Recurrences, StateRows};

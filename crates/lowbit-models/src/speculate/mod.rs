@@ -5,14 +5,16 @@
 mod draft_model;
 mod mtp;
 mod ngram;
+mod pass;
 mod script;
 mod verify;
 
 use crate::ModelError;
 pub use draft_model::DraftModel;
 use lowbit_kernels::{Device, Tensor};
-pub use mtp::{Mtp, Predictor};
+pub use mtp::{Mtp, MtpRow, Predictor};
 pub use ngram::Ngrams;
+pub use pass::DraftPass;
 pub use script::Script;
 use std::fmt::Debug;
 pub(crate) use verify::{Draws, RowDraws, Verifier};
