@@ -90,7 +90,7 @@ impl Engine {
     /// [`EngineError::Thread`]; [`EngineError::Model`] when a device fails. A model without an
     /// output layer starts: it has turns, and refuses requests.
     pub fn start(model: Model, options: EngineOptions) -> Result<Self, EngineError> {
-        let runner = ModelRunner::new(model)?;
+        let runner = ModelRunner::new(model, options.guesses.clone())?;
         match runner.model.device() {
             Device::Cpu(_) => Self::launch(runner.clone(), runner, options),
             Device::Gpu(_) => {
@@ -99,6 +99,14 @@ impl Engine {
                 Self::launch(pooled, runner, options)
             }
         }
+    }
+
+    /// The same with all caches in a pool, as on a GPU.
+    #[cfg(test)]
+    pub(crate) fn start_pooled(model: Model, mut options: EngineOptions) -> Result<Self, EngineError> {
+        let runner = ModelRunner::new(model, options.guesses.clone())?;
+        let pooled = PooledRunner::new(runner.clone(), &mut options)?;
+        Self::launch(pooled, runner, options)
     }
 
     fn launch<R: Runner + Send + 'static>(

@@ -16,6 +16,7 @@
 mod backend;
 mod engine;
 mod error;
+mod guesses;
 mod model;
 mod options;
 mod pooled;
@@ -29,9 +30,12 @@ mod store;
 pub use backend::{Backend, Dropped, Handle, Stats, Turn};
 pub use engine::Engine;
 pub use error::EngineError;
+pub use guesses::Guesses;
 pub use options::EngineOptions;
 pub use request::{Event, Request, Sink, Times, Usage};
 
 // Parts of requests and events.
 pub use lowbit_kernels::ops::SampleParams;
-pub use lowbit_models::{Constraint, Finish, GenerationOptions, Grammar, Logprob, TokenLogprobs};
+pub use lowbit_models::{
+    Constraint, Drafter, Finish, GenerationOptions, Grammar, Logprob, Predictor, TokenLogprobs,
+};

@@ -1,3 +1,4 @@
+use crate::Guesses;
 use lowbit_kernels::Device;
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ pub struct EngineOptions {
     /// Tokens of a reply for which a request has room when it starts. More room is made as the
     /// reply grows; where the budget is short then, the youngest request gives its caches back.
     pub reply_room: usize,
+    /// The source of guesses of the next tokens, of which a step verifies several; without one each
+    /// step gives a token.
+    pub guesses: Option<Guesses>,
 }
 
 /// [`EngineOptions::cache_bytes`] by default.
@@ -48,6 +52,7 @@ impl EngineOptions {
             prefill_chunk,
             ageing: Duration::from_secs(5),
             reply_room: 512,
+            guesses: None,
         }
     }
 
@@ -91,6 +96,12 @@ impl EngineOptions {
     #[must_use]
     pub fn with_ageing(self, ageing: Duration) -> Self {
         Self { ageing, ..self }
+    }
+
+    /// With guesses of the next tokens from this source.
+    #[must_use]
+    pub fn with_guesses(self, guesses: Guesses) -> Self {
+        Self { guesses: Some(guesses), ..self }
     }
 
     /// With room for so many tokens of a reply when it starts (at least one).

@@ -5,6 +5,7 @@ mod admit;
 mod cost;
 #[cfg(test)]
 mod fake;
+mod guess;
 mod run;
 #[cfg(test)]
 mod simulation;
@@ -14,6 +15,8 @@ use crate::sequence::Sequence;
 use crate::store::Store;
 use crate::{Dropped, EngineError, EngineOptions, Finish, Request, Sink, Stats};
 use cost::Cost;
+use guess::Guessing;
+pub(crate) use guess::Share;
 use std::time::Duration;
 
 /// Requests, their caches, and the order in which they run.
@@ -30,6 +33,8 @@ pub(crate) struct Scheduler<R: Runner> {
     store: Store<R>,
     /// The time that passes over prompts take, as measured.
     cost: Cost,
+    /// The same of steps with guesses and without.
+    guessing: Guessing,
     /// The time that steps left for such passes, and none has taken yet.
     saved: Duration,
     counts: Stats,
@@ -82,6 +87,7 @@ impl<R: Runner> Scheduler<R> {
             waiting: vec![],
             running: vec![],
             cost: Cost::default(),
+            guessing: Guessing::default(),
             saved: Duration::ZERO,
             runner,
             sizes,

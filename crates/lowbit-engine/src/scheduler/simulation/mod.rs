@@ -2,6 +2,7 @@
 //! simulated.
 
 mod caches;
+mod guesses;
 mod mixes;
 
 use super::fake::{CONTEXT, Fake};
