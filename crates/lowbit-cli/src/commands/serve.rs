@@ -1,3 +1,4 @@
+mod guesses;
 mod models;
 
 use super::context::context;
@@ -6,6 +7,7 @@ use crate::options::{Loaded, ModelOptions, at_least_one};
 use crate::sampling::SamplingOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, memory, out};
+use guesses::ServerSpeculation;
 use lowbit::{Device, dry_batches, dry_pooled};
 use lowbit_engine::{Backend, Engine, EngineOptions, Stats};
 use lowbit_serve::{Keys, Log, MetricNames, ServeOptions, Served, Server};
@@ -28,6 +30,8 @@ pub struct Arguments {
     listen: Listen,
     #[command(flatten)]
     engine: Limits,
+    #[command(flatten)]
+    speculation: ServerSpeculation,
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
@@ -170,13 +174,15 @@ impl Prepared {
         let pooling = opened.checkpoint.embedding_config()?.pooling;
         let loaded = opened.load(|model| {
             dry_batches(model, arguments.engine.max_running, sampling.first())?;
+            arguments.speculation.compile(model, arguments.engine.max_running, sampling.first())?;
             pooling.map_or(Ok(()), |pooling| dry_pooled(model, pooling))
         })?;
         let (context, note) = context(&loaded, asked)?;
         if let Some(note) = note {
             out::note!("{note}");
         }
-        let options = arguments.engine.options(&loaded, share);
+        let mut options = arguments.engine.options(&loaded, share);
+        options.guesses = arguments.speculation.load(&loaded)?;
         let Loaded { checkpoint, tokenizer, model: own, seconds } = loaded;
         let vocab_size = own.config().vocab_size;
         let engine = Engine::start(own.clone(), options)?;
