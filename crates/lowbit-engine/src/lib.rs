@@ -14,6 +14,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod cache_events;
 mod engine;
 mod error;
 mod model;
@@ -27,6 +28,7 @@ mod sequence;
 mod store;
 
 pub use backend::{Backend, Dropped, Handle, Stats, Turn};
+pub use cache_events::{CacheEvent, CacheEvents};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use options::EngineOptions;

@@ -105,7 +105,9 @@ impl ModelRunner {
     ) -> Result<Vec<Outcome>, EngineError> {
         // All draws are recorded before the host waits for the first. Grammars say what may be
         // drawn while a GPU still runs the pass.
-        let mut drawn = vec![];
+        let (mut drawing, mut drawn) = (drawing.collect::<Vec<_>>(), vec![]);
+        let samplers = drawing.iter_mut().map(|(_, sampler, _)| &mut sampler.steps);
+        Steps::find_allowed(samplers, self.model.host());
         for (index, sampler, logprobs) in drawing {
             let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
             let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;

@@ -180,6 +180,8 @@ impl BatchSteps {
         let mut ran = self.forward(model, pool, count, (!apart).then_some(kind))?;
         let mut kept: Vec<_> = rows.iter().map(|_| Ok(None)).collect();
         if apart {
+            let drawing = rows.iter_mut().filter(|row| row.draws);
+            LogitRules::find_allowed(drawing.filter_map(|row| row.rules.as_deref_mut()), model.host());
             for ((row, &place), kept) in
                 rows.iter_mut().zip(&places).zip(&mut kept).filter(|((row, _), _)| row.draws)
             {

@@ -12,7 +12,7 @@ mod simulation;
 use crate::runner::{BLOCK, Runner, Sizes};
 use crate::sequence::Sequence;
 use crate::store::Store;
-use crate::{Dropped, EngineError, EngineOptions, Finish, Request, Sink, Stats};
+use crate::{CacheEvent, Dropped, EngineError, EngineOptions, Finish, Request, Sink, Stats};
 use cost::Cost;
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ impl<R: Runner> Scheduler<R> {
         Self {
             context: longest(&sizes, context, &options),
             counts: Stats { budget_bytes: options.cache_bytes, ..Stats::default() },
-            store: Store::new(sizes),
+            store: Store::new(sizes, options.cache_events.is_some()),
             waiting: vec![],
             running: vec![],
             cost: Cost::default(),
@@ -191,6 +191,11 @@ impl<R: Runner> Scheduler<R> {
         let dropped = Dropped { texts: self.store.len(), bytes: self.store.bytes() };
         while self.store.evict(None, (self.now)()) {}
         dropped
+    }
+
+    /// Changes of what prompts can find, since the last call.
+    pub(crate) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.store.tree.take_events()
     }
 
     fn running_bytes(&self) -> usize {

@@ -67,6 +67,11 @@ impl Steps {
         Ok(ops::sample_next(&logits, &mut self.state, &self.sampling)?)
     }
 
+    /// As [`LogitRules::find_allowed`], for the next [`Self::sample`] of several texts.
+    pub fn find_allowed<'a>(texts: impl Iterator<Item = &'a mut Self>, host: &Device) {
+        LogitRules::find_allowed(texts.map(|text| &mut text.rules), host);
+    }
+
     /// Takes the token that was sampled last, unless it ended the text; true if the text is
     /// complete in its grammar.
     ///
