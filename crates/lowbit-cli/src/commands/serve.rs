@@ -109,8 +109,8 @@ struct Limits {
     /// [default: a quarter of the free memory and at most 16 on a CPU; 85 % of what the weights leave on a GPU].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     cache_memory: Option<f64>,
-    /// The time between two tokens of a reply that others' prompts may not exceed on average; no two
-    /// are twice as far apart [default: 25 on a GPU, 250 on a CPU].
+    /// The time between two tokens of a reply that others' prompts may not exceed on average; no
+    /// two are twice as far apart [default: 25 on a GPU, 250 on a CPU].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     target_itl: Option<u64>,
     /// Keep no caches for later requests: each prompt is read whole.

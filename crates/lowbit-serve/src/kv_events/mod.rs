@@ -86,8 +86,8 @@ impl KvPublisher {
     /// again, until it is there), `tcp://*:PORT` and `@tcp://HOST:PORT` listen for some.
     ///
     /// # Errors
-    /// [`ServeError::Host`] for an endpoint that is none of these, and for an address of this machine
-    /// that is taken.
+    /// [`ServeError::Host`] for an endpoint that is none of these, and for an address of this
+    /// machine that is taken.
     pub fn start(endpoint: &str, topic: &str) -> Result<Self, ServeError> {
         let shared = Arc::<Shared>::default();
         let wrong = |problem: &str| ServeError::Host { host: endpoint.into(), problem: problem.into() };
