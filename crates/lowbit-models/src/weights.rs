@@ -365,8 +365,12 @@ impl<'a> Weights<'a> {
         if !is_stored_as(&view.shape, shape) {
             return Err(self.refuse(&view, format!("{shape:?}")));
         }
-        let component = self.component(format, 0, &view, shape)?;
-        QuantizedTensor::new(format, shape, vec![component]).map_err(|error| self.weight_error(&name, error))
+        let parts = view.components(format).map_err(|error| self.weight_error(&name, error.into()))?;
+        let components = parts.into_iter().enumerate().map(|(index, bytes)| {
+            self.component(format, index, &TensorView { bytes, ..view.clone() }, shape)
+        });
+        let components = components.collect::<Result<_, _>>()?;
+        QuantizedTensor::new(format, shape, components).map_err(|error| self.weight_error(&name, error))
     }
 
     /// A weight in MLX's layout: `weight`, `scales` and perhaps `biases` below `module`.

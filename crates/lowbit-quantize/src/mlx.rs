@@ -446,11 +446,12 @@ pub fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Tensor>) ->
         let (shape, want) = (view.shape.clone(), "gate and up rows are as many, and not none");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
     }
-    let half = view.bytes.len() / experts / 2;
+    let (whole, half) = (Source::new(view)?, both / 2);
     for (index, part) in ["gate_proj", "up_proj"].iter().enumerate() {
-        let mut source = Source::new(view)?.empty();
+        let mut source = whole.empty();
         for expert in 0..experts {
-            source.push(view, (2 * expert + index) * half..(2 * expert + index + 1) * half);
+            let first = (2 * expert + index) * half;
+            source.append(whole.part(first..first + half)?);
         }
         let name = format!("{mlp}switch_mlp.{part}.weight");
         let shape = vec![experts, both / 2, hidden];
