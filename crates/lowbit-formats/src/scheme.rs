@@ -42,8 +42,8 @@ impl Scheme {
     }
 
     /// Bytes of the codes, the scales and the biases of `values` values of a row when blocks are
-    /// taken apart, as GPUs and panels have them: a biased sub-block of 16 has its scale and minimum
-    /// in one byte. `values` is a whole number of groups and of superblocks.
+    /// taken apart, as GPUs and panels have them: a biased sub-block of 16 has its scale and
+    /// minimum in one byte. `values` is a whole number of groups and of superblocks.
     pub fn bytes(&self, values: usize) -> [usize; 3] {
         let groups = self.group_size().map_or(0, |size| values / size);
         let superblocks = values / SUPERBLOCK;

@@ -99,7 +99,7 @@ fn rules_that_mean_nothing_are_refused() {
         (
             "ffn_down=Q7_K",
             "rule ffn_down=Q7_K names no type of GGML's that lowbit has: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, \
-             Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0, Q1_0, Q2_0",
+             Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4, TQ1_0, TQ2_0, Q1_0, Q2_0",
         ),
     ] {
         let recipe = recipe("Q4_0").with_rules(vec![rule.parse().unwrap()]);

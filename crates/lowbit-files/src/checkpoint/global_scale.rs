@@ -6,8 +6,8 @@
 //! MLX    X.weight u32 [E, N, K/8]   X.scales u8 [E, N, K/16]  X.global_scale f32 [E]
 //! ```
 //! `value = code * (scale * X.scale)`, or `code * (scale * (global_scale / 2688))`. Source:
-//! llama.cpp (llama-cpp-python 0.3.36) `src/llama-model.cpp`, mlx 0.32 `fp_quantized.h`, mlx-lm 0.32
-//! `models/switch_layers.py`.
+//! llama.cpp (llama-cpp-python 0.3.36) `src/llama-model.cpp`, mlx 0.32 `fp_quantized.h`, mlx-lm
+//! 0.32 `models/switch_layers.py`.
 
 use std::collections::HashSet;
 

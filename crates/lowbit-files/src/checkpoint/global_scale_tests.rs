@@ -1,4 +1,5 @@
-//! NVFP4 with a float per matrix, in MLX's tensors and in GGUF's; see tools/peer_vectors/formats.py.
+//! NVFP4 with a float per matrix, in MLX's tensors and in GGUF's; see
+//! tools/peer_vectors/formats.py.
 
 use std::path::Path;
 

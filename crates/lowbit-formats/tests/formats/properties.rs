@@ -196,7 +196,8 @@ fn heavy_tailed() -> impl Strategy<Value = Vec<f32>> {
 proptest! {
     /// The check for lost values has a wide margin over what encoders lose of other values: the
     /// greatest value of a block, whatever its magnitude, comes back as more than half of it.
-    /// (`nvfp4` and NVFP4 have scales from 2^-9 to 448, and f16 scales of superblocks end below 1e-3 at
+    /// (`nvfp4` and NVFP4 have scales from 2^-9 to 448, and f16 scales of superblocks end below
+    /// 1e-3 at
     /// 0. Q1_0 has the mean magnitude alone.)
     #[test]
     fn greatest_values_are_not_lost(
