@@ -1,6 +1,8 @@
 //! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 2 and 4, DeepSeek and GLM-4.7-Flash that
 //! peers understand otherwise are refused.
 
+use lowbit_files::Checkpoint;
+use lowbit_models::{Config, Outline};
 use serde_json::{Map, Value, json};
 use tiny::{Tiny, logits};
 
@@ -330,4 +332,54 @@ fn gemma_4_inside_a_multimodal_model() {
     assert_eq!(logits(&tiny.load().unwrap()), plain);
     tiny.tensors.insert("model.language_model.something.weight".into(), own);
     assert!(tiny.load().unwrap_err().to_string().contains("something"));
+}
+
+/// A row of docs/models.md: `model_type`s, the name in GGUF, and whether it learns.
+struct Row {
+    model_types: Vec<String>,
+    gguf: String,
+    learn: String,
+}
+
+fn documented() -> Vec<Row> {
+    let text = std::fs::read_to_string(tiny::vectors("../../../docs/models.md")).unwrap();
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_string).collect::<Vec<_>>();
+    let row = |line: &str| {
+        let cells: Vec<_> = line.split(" | ").map(str::trim).collect();
+        let gguf = quoted(cells[2]);
+        assert_eq!(gguf.len(), 1, "{line}");
+        Row { model_types: quoted(cells[1]), gguf: gguf[0].clone(), learn: cells[3].into() }
+    };
+    text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| family")).map(row).collect()
+}
+
+#[test]
+fn the_table_of_families_is_that_of_the_code() {
+    let rows = documented();
+    let all =
+        rows.iter().flat_map(|row| row.model_types.iter().map(|name| (name.as_str(), row.gguf.as_str())));
+    let mut written: Vec<_> = all.collect();
+    let known = lowbit_models::arch::ARCHITECTURES.iter();
+    let mut known: Vec<_> =
+        known.flat_map(|it| it.model_types.iter().map(|kind| (kind.name, it.gguf))).collect();
+    (written.sort_unstable(), known.sort_unstable());
+    // Granite 4 with experts and without has one name.
+    (written.dedup(), known.dedup());
+    assert_eq!(written, known);
+    for folder in tiny::vectors("").read_dir().unwrap() {
+        let folder = folder.unwrap().path();
+        let Ok(checkpoint) = Checkpoint::open(&folder) else { continue };
+        let architecture = lowbit_models::arch::find(&Config::new(&checkpoint).unwrap()).unwrap();
+        let name = architecture.model_types[0].name;
+        let is_row =
+            |row: &&Row| row.gguf == architecture.gguf && row.model_types.iter().any(|it| it == name);
+        let row = rows.iter().find(is_row).unwrap();
+        let without = Outline::new(&checkpoint).unwrap().spec().without_gradient();
+        let want = if without.is_none() { "yes" } else { "no" };
+        assert!(
+            row.learn.split("; ").any(|said| said.ends_with(want)),
+            "{folder:?}: {without:?}, {}",
+            row.learn
+        );
+    }
 }
