@@ -127,12 +127,19 @@ def run(lowbit: Path, model: Path, name: str, arguments: dict, scratch: Path):
         # GGUF has no prompts.
         by_name = ["--prompt-name", arguments["prompt_name"]]
         flags += ["--prefix", PROMPTS[arguments["prompt_name"]]] if model.suffix == ".gguf" else by_name
+    if model.suffix == ".gguf" and not normalised(model.parent / "checkpoint"):
+        # Nor does it say that embeddings keep their length.
+        flags.append("--no-normalize")
     code, output, error = check.run_lowbit(lowbit, "embed", model, flags)
     if code == 1:
         return None, check.message(error, model)
     if code != 0:
         raise RuntimeError(f"{name}: exit {code}: {error[-500:]}")
     return np.array([json.loads(line)["embedding"] for line in output.splitlines()], np.float32), ""
+
+
+def normalised(directory: Path) -> bool:
+    return json.loads((directory / "modules.json").read_text())[-1]["type"].endswith("Normalize")
 
 
 def lengths(values: np.ndarray) -> np.ndarray:

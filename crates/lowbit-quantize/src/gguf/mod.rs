@@ -327,6 +327,7 @@ fn of_embeddings(computed: &Computed<'_>) -> Result<Option<String>, QuantizeErro
         (!config.prompts.is_empty(), "prompts"),
         (config.max_tokens.is_some(), "max_seq_length"),
         (!config.include_prompt, "include_prompt"),
+        (!config.normalize, "embeddings of other lengths than 1"),
     ];
     let parts: Vec<_> = parts.into_iter().filter(|(said, _)| *said).map(|(_, part)| part).collect();
     let path = computed.checkpoint.path().display();
