@@ -40,7 +40,10 @@ pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, SlotState, causal_conv1d, causal_conv1d_backward,
     causal_conv1d_parts,
 };
-pub use delta_gates::{DeltaGatesGradient, StepLimits, delta_gates, delta_gates_backward, step_gates};
+pub use delta_gates::{
+    ChannelDecay, DeltaGatesGradient, StepLimits, channel_gates, delta_gates, delta_gates_backward,
+    step_gates,
+};
 pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, Rule, StateLayout, gated_delta_rule, gated_delta_rule_backward,

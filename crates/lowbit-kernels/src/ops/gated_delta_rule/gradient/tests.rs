@@ -26,7 +26,7 @@ fn wanted(case: &Case, dy: &Tensor) -> [Bounded; 5] {
         q: case.q.as_slice().unwrap(),
         k: case.k.as_slice().unwrap(),
         v: case.v.as_slice().unwrap(),
-        log_decay: case.log_decay.as_slice().unwrap(),
+        decay: Decay::Heads(case.log_decay.as_slice().unwrap()),
         beta: case.beta.as_slice().unwrap(),
         dims,
         params: &case.params,
