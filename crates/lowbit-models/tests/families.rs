@@ -1,5 +1,5 @@
-//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 2 and 4, DeepSeek and GLM-4.7-Flash that
-//! peers understand otherwise are refused.
+//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 2 and 4, DeepSeek, GLM-4.7-Flash,
+//! Kimi-Linear and Ling 3 that peers understand otherwise are refused.
 
 use serde_json::{Map, Value, json};
 use tiny::{Tiny, logits};
@@ -171,6 +171,80 @@ fn layers_of_glm_4_7_without_experts() {
     assert_refused("glm4_moe_lite", &short, ["mlp_layer_types is a list of 1", "num_hidden_layers is 3"]);
     let odd = listed(json!(["dense", "x", "sparse"]));
     assert_refused("glm4_moe_lite", &odd, ["mlp_layer_types[1]", "dense and sparse"]);
+}
+
+#[test]
+fn kimi_linear() {
+    let plain = changed("kimi_linear", &|_| ()).unwrap();
+    // As transformers writes it.
+    let kinds = json!(["linear_attention", "linear_attention", "full_attention", "linear_attention"]);
+    let flat = |config: &mut Map<String, Value>| {
+        config.remove("linear_attn_config").unwrap();
+        config.insert("linear_num_heads".into(), json!(3));
+        config.insert("linear_head_dim".into(), json!(32));
+        config.insert("layer_types".into(), kinds.clone());
+        for (published, own) in [
+            ("num_experts_per_token", "num_experts_per_tok"),
+            ("moe_renormalize", "norm_topk_prob"),
+            ("num_expert_group", "n_group"),
+            ("num_shared_experts", "n_shared_experts"),
+            ("model_max_length", "max_position_embeddings"),
+        ] {
+            let value = config.remove(published).unwrap();
+            config.insert(own.into(), value);
+        }
+    };
+    assert_eq!(changed("kimi_linear", &flat).unwrap(), plain);
+    for key in ["head_dim", "qk_head_dim", "num_nextn_predict_layers", "rope_theta"] {
+        assert_eq!(changed("kimi_linear", &set(key, json!(77))).unwrap(), plain, "{key}");
+    }
+    let sum = set("moe_renormalize", json!(false));
+    assert_ne!(changed("kimi_linear", &sum).unwrap(), plain);
+    let section = |key: &'static str, value: Value| {
+        move |config: &mut Map<String, Value>| config["linear_attn_config"][key] = value.clone()
+    };
+    let wants = ["linear_attn_config is full_attn_layers [3, 4]", "each layer from 1 to 4 is in one of them"];
+    assert_refused("kimi_linear", &section("full_attn_layers", json!([3, 4])), wants);
+    let other = set("layer_types", json!(vec!["linear_attention"; 4]));
+    assert_refused("kimi_linear", &other, ["linear_attn_config", "layer_types says otherwise"]);
+    let dense = set("mlp_layer_types", json!(["dense", "dense", "sparse", "sparse"]));
+    assert_refused("kimi_linear", &dense, ["first_k_dense_replace is 1", "mlp_layer_types says otherwise"]);
+    for (key, value) in [
+        ("mla_use_nope", json!(false)),
+        ("q_lora_rank", json!(24)),
+        ("moe_router_activation_func", json!("softmax")),
+        ("moe_layer_freq", json!(2)),
+        ("rope_scaling", json!({"type": "yarn", "factor": 4.0})),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        assert_refused("kimi_linear", &set(key, value), [key, "is"]);
+    }
+}
+
+#[test]
+fn ling_3() {
+    let plain = changed("bailing_hybrid", &|_| ()).unwrap();
+    let kinds = json!(["linear_attention", "full_attention", "linear_attention", "full_attention"]);
+    assert_eq!(changed("bailing_hybrid", &set("layer_types", kinds)).unwrap(), plain);
+    for (key, value) in [("kda_lower_bound", json!(-1.0)), ("kda_safe_gate", json!(false))] {
+        assert_ne!(changed("bailing_hybrid", &set(key, value)).unwrap(), plain, "{key}");
+    }
+    let group = set("layer_group_size", json!(3));
+    assert_refused("bailing_hybrid", &group, ["layer_group_size is 3", "the peers disagree"]);
+    let shared = set("moe_shared_expert_intermediate_size", json!(64));
+    assert_refused("bailing_hybrid", &shared, ["moe_shared_expert_intermediate_size is 64", "32"]);
+    let bound = set("kda_lower_bound", json!(1));
+    assert_refused("bailing_hybrid", &bound, ["kda_lower_bound is 1", "below 0"]);
+    for (key, value) in [
+        ("no_kda_lora", json!(false)),
+        ("rope_interleave", json!(false)),
+        ("score_function", json!("softmax")),
+        ("group_norm_size", json!(8)),
+        ("expert_swiglu_limit_list", json!([7.0])),
+        ("gated_attention_proj_granularity_type", json!("element_wise")),
+    ] {
+        assert_refused("bailing_hybrid", &set(key, value), [key, "supported"]);
+    }
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn models() -> Vec<Model> {
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
     let experts = "qwen3_5_moe-mlx-4bit";
-    let caches = ["qwen3_5", "granite_hybrid", "deepseek_v3", "gemma4_small"];
+    let caches = ["qwen3_5", "granite_hybrid", "deepseek_v3", "gemma4_small", "kimi_linear"];
     let others =
         ["qwen3", experts, "gpt_oss", "gemma2", "gemma3", "gemma4", "gemma4_moe", "olmo3", "hunyuan"];
     let names = [&others[..], &caches].concat();

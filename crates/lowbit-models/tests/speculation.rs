@@ -55,12 +55,13 @@ const QUANTISED: [&str; 8] = [
 ];
 
 /// Of kinds of caches, windows and mixers besides, with float weights, all or some.
-const FLOAT: [&str; 10] = [
+const FLOAT: [&str; 11] = [
     "qwen3_5_moe-gguf-Q8_0",
     "granite_hybrid",
     "nemotron_h",
     "lfm2",
     "deepseek_v3",
+    "kimi_linear",
     "gemma4_small",
     "gemma3",
     "gpt_oss",

@@ -1,7 +1,7 @@
 use super::verify::{DraftRows, Span, StateRows};
 use super::{
-    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, LatentAttention, LayerInput, LayerNorms,
-    LayerSpec, Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
+    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, KimiDelta, LatentAttention, LayerInput,
+    LayerNorms, LayerSpec, Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;
@@ -43,6 +43,7 @@ enum Mixer {
     DeltaNet(Box<GatedDeltaNet>),
     ShortConv(Box<ShortConv>),
     Mamba2(Box<Mamba2>),
+    KimiDelta(Box<KimiDelta>),
     None,
 }
 
@@ -83,6 +84,7 @@ impl Block {
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
             MixerSpec::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(weights, conv)?.into()),
             MixerSpec::Mamba2(mamba) => Mixer::Mamba2(Mamba2::load(weights, mamba)?.into()),
+            MixerSpec::KimiDelta(kimi) => Mixer::KimiDelta(KimiDelta::load(weights, kimi)?.into()),
             MixerSpec::None => Mixer::None,
         };
         let hidden = config.hidden_size;
@@ -142,6 +144,7 @@ impl Block {
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
             Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
             Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),
+            Mixer::KimiDelta(kimi) => kimi.cache(device).map(LayerCache::DeltaNet),
             // A state without values.
             Mixer::None => DeltaCache::of_convolution([1, 0, 0], device).map(LayerCache::DeltaNet),
         }
@@ -149,7 +152,8 @@ impl Block {
 
     /// True if the mixer is a recurrence.
     pub(crate) fn recurs(&self) -> bool {
-        matches!(self.mixer, Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_))
+        use Mixer::{DeltaNet, KimiDelta, Mamba2, ShortConv};
+        matches!(self.mixer, DeltaNet(_) | KimiDelta(_) | Mamba2(_) | ShortConv(_))
     }
 
     /// Moves a recurrence's states on by these inputs, which an earlier pass has computed: see
@@ -168,6 +172,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.catch_up(inputs, rows, states),
             Mixer::ShortConv(mixer) => mixer.catch_up(inputs, rows, states),
             Mixer::Mamba2(mixer) => mixer.catch_up(inputs, rows, states),
+            Mixer::KimiDelta(mixer) => mixer.catch_up(inputs, rows, states),
             Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::None => Err(wrong_cache()),
         }
     }
@@ -182,6 +187,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.list(all),
             Mixer::ShortConv(mixer) => mixer.list(all),
             Mixer::Mamba2(mixer) => mixer.list(all),
+            Mixer::KimiDelta(mixer) => mixer.list(all),
             Mixer::None => {}
         }
         after_mixer.iter().for_each(|norm| norm.list(all));
@@ -204,6 +210,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
             Mixer::ShortConv(mixer) => mixer.outline(outline),
             Mixer::Mamba2(mixer) => mixer.outline(outline),
+            Mixer::KimiDelta(mixer) => mixer.outline(outline),
             Mixer::None => outline.word("mixer", "none"),
         }
         match &self.feedforward {
@@ -268,6 +275,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
             Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
             Mixer::Mamba2(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::KimiDelta(mixer) => mixer.forward(input, step, caches)?,
         };
         Ok(Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? })
     }
