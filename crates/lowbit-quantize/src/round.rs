@@ -308,7 +308,7 @@ const CHOICE: &str = ".e_score_correction_bias";
 const ROUTER_WEIGHT: &str = ".mlp.gate.weight";
 
 /// The tensors that keep their type.
-const KEPT: [&str; 3] = ["A_log", CHOICE, ".expert_bias"];
+const KEPT: [&str; 5] = ["A_log", CHOICE, ".expert_bias", "self_attn.dt_bias", "attention.dt_bias"];
 
 /// The norm behind the last layer.
 const LAST_NORMS: [&str; 3] = ["model.norm.weight", "model.embedding_norm.weight", "backbone.norm_f.weight"];

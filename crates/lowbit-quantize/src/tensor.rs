@@ -108,6 +108,10 @@ pub enum Function {
     NegativeExp,
     /// `ln(-value)`, the inverse of that.
     LogOfNegative,
+    /// `exp(value)`.
+    Exp,
+    /// `ln(value)`, the inverse of that.
+    Log,
     /// `value - 1`, of a norm that is stored so.
     LessOne,
 }
@@ -118,6 +122,8 @@ impl Function {
             Self::Same => value,
             Self::NegativeExp => -f64::from(value).exp() as f32,
             Self::LogOfNegative => f64::from(-value).ln() as f32,
+            Self::Exp => f64::from(value).exp() as f32,
+            Self::Log => f64::from(value).ln() as f32,
             Self::LessOne => (f64::from(value) - 1.0) as f32,
         }
     }

@@ -10,14 +10,14 @@ use crate::computed::Computed;
 use crate::config_json::own_attention_factor;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_files::{Checkpoint, DenseModule};
-use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
+use lowbit_kernels::ops::{ChannelDecay, Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
 use lowbit_models::layers::{
     AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Keys, MixerSpec, sections_cover,
 };
-use lowbit_models::names::{A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
+use lowbit_models::names::{A_LOG, KDA_A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
 /// Keys of `config.json` and the keys below the architecture's name that they become, in the
@@ -124,6 +124,9 @@ pub(super) fn metadata(
     }
     if architecture.gguf_name(A_LOG.0).is_some() {
         builder.delta_net(tensors.len(), predictors)?;
+    }
+    if architecture.gguf_name(KDA_A_LOG.0).is_some() {
+        builder.kimi_delta()?;
     }
     if computed.config.computes("conv_L_cache") {
         builder.sizes(&[("vocab_size", "vocab_size")])?;
@@ -380,12 +383,13 @@ impl Builder<'_> {
     fn latents(&mut self, latents: &LatentAttentionConfig) -> Result<(), QuantizeError> {
         let LatentAttentionConfig { kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, .. } =
             *latents;
+        let kimi = self.architecture.gguf_name(KDA_A_LOG.0).is_some();
         for (gguf, json, size) in [
             ("vocab_size", "vocab_size", Some(self.computed.decoder().vocab_size)),
             ("attention.q_lora_rank", "q_lora_rank", latents.q_lora_rank),
             ("attention.kv_lora_rank", "kv_lora_rank", Some(kv_lora_rank)),
             ("attention.key_length", "kv_lora_rank + qk_rope_head_dim", Some(latents.width())),
-            ("attention.value_length", "kv_lora_rank", Some(kv_lora_rank)),
+            ("attention.value_length", "kv_lora_rank", Some(kv_lora_rank).filter(|_| !kimi)),
             ("attention.key_length_mla", "qk_head_dim", Some(qk_nope_head_dim + qk_rope_head_dim)),
             ("attention.value_length_mla", "v_head_dim", Some(v_head_dim)),
             ("rope.dimension_count", "qk_rope_head_dim", Some(qk_rope_head_dim)),
@@ -461,6 +465,29 @@ impl Builder<'_> {
         self.put_own("rope.dimension_count", rotary)
     }
 
+    /// The sizes of Kimi Delta Attention.
+    fn kimi_delta(&mut self) -> Result<(), QuantizeError> {
+        let (dim, taps) = self.computed.kimi_delta().map_or((1, 4), |kimi| (kimi.head_dim, kimi.conv_kernel));
+        self.put_own("ssm.conv_kernel", u32_value(self.config, "short_conv_kernel_size", taps)?)?;
+        self.put_own("kda.head_dim", u32_value(self.config, "linear_attn_config.head_dim", dim)?)?;
+        if !self.computed.computes("kda_lower_bound") {
+            return Ok(());
+        }
+        let bound = match self.computed.kimi_delta().map(|kimi| kimi.decay) {
+            None => -5.0,
+            Some(ChannelDecay::Bounded(bound)) => bound,
+            Some(ChannelDecay::Softplus) => {
+                let want = "llama.cpp computes a decay with a bound alone";
+                return Err(self.config.refuse("kda_safe_gate", "false", want).into());
+            }
+        };
+        self.put_own("kda.safe_gate", Value::Bool(true))?;
+        self.put_own("kda.gate_lower_bound", Value::F32(bound))?;
+        let inner = self.config.size("moe_intermediate_size", "")?;
+        let inner = u32_value(self.config, "moe_intermediate_size", inner)?;
+        self.put_own("expert_shared_feed_forward_length", inner)
+    }
+
     /// Mamba-2's sizes, and whether attention rotates beside it.
     fn mamba(&mut self, keys: &Mamba2Keys) -> Result<(), QuantizeError> {
         self.sizes(&[
@@ -516,6 +543,10 @@ impl Builder<'_> {
     fn key_heads(&mut self) -> Result<(), QuantizeError> {
         let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
         let heads = if self.computed.latents().is_some() { 1 } else { self.computed.key_heads()? };
+        if self.architecture.gguf_name(KDA_A_LOG.0).is_some() {
+            let listed = self.computed.latent_layers().map(i32::from).collect();
+            return self.put_own(key, Value::Array(Array::I32(listed)));
+        }
         let each: Vec<usize> = self.computed.attention().map(|it| it.num_key_value_heads).collect();
         if each.iter().any(|&other| other != heads) {
             let listed = self.listed(json, &each)?;
