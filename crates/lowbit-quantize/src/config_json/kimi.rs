@@ -48,13 +48,16 @@ impl TextConfig<'_> {
             let attends_by = |layer: usize| (layer + 1).is_multiple_of(*size) || layer >= count / size * size;
             (0..count).all(|layer| attends[layer] == attends_by(layer))
         };
-        let stored = source.config.optional_size("layer_group_size", "");
-        let stored = if source.config.is_gguf() { None } else { stored?.filter(|&size| size > 0) };
-        let size = stored.into_iter().chain(1..=count).find(fits).ok_or_else(|| {
-            let layers: Vec<usize> = (0..count).filter(|&layer| attends[layer]).collect();
-            let got = format!("layers of latent attention at {layers:?}");
-            self.refuse("layer_types", &got, "MLX's layout has one interval between them")
-        })?;
+        let stored = match source.config.is_gguf() {
+            true => None,
+            false => source.config.optional_size("layer_group_size", "")?,
+        };
+        let size =
+            stored.filter(|&size| size > 0).into_iter().chain(1..=count).find(fits).ok_or_else(|| {
+                let layers: Vec<usize> = (0..count).filter(|&layer| attends[layer]).collect();
+                let got = format!("layers of latent attention at {layers:?}");
+                self.refuse("layer_types", &got, "MLX's layout has one interval between them")
+            })?;
         self.put("layer_group_size", size);
         if let Some(kimi) = source.kimi_delta() {
             self.put("short_conv_kernel_size", kimi.conv_kernel);
