@@ -20,6 +20,7 @@ pub mod cache_rows;
 pub mod causal_conv1d;
 pub mod delta_gates;
 pub mod gated_delta_rule;
+pub mod hadamard_transform;
 pub mod kv_append;
 pub mod kv_gather;
 pub mod l2_norm;
@@ -45,6 +46,7 @@ pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, Rule, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
+pub use hadamard_transform::hadamard_transform;
 pub use kv_append::{kv_append, kv_append_paged};
 pub use kv_gather::kv_gather;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};

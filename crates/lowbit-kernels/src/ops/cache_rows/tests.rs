@@ -16,20 +16,42 @@ fn decoded(bytes: &[u8], width: usize) -> Vec<f64> {
     rows.flat_map(|row| (0..width).map(move |at| value(row, at))).collect()
 }
 
-/// Asserts that each value of `bytes` is within half a step of `x`: of 1/127 of the group's
-/// greatest magnitude, of which the scale has an error of 2^-11, or 2^-25 at least.
+/// Asserts that each value of `bytes` is within half a step of `x`: of 1/120 of the group's
+/// greatest magnitude at most, of which the scale has an error of 2^-11, or 2^-25 at least; and
+/// that no other code of the greatest magnitude gives a group a smaller error.
 fn assert_encoded(bytes: &[u8], x: &[f32], width: usize) {
     let group = CacheType::group(width);
     let all = decoded(bytes, width);
     assert_eq!(all.len(), x.len());
-    for (x, y) in x.chunks_exact(group).zip(all.chunks_exact(group)) {
-        let greatest = x.iter().fold(0f32, |a, x| a.max(x.abs()));
-        let step = f64::from(greatest) / 127.0 * (1.0 + 2f64.powi(-10)) + 2f64.powi(-31);
-        for (&x, &y) in x.iter().zip(y) {
-            let bound = step * 0.5 + f64::from(greatest) * 2f64.powi(-11) + 2f64.powi(-25);
-            assert!((f64::from(x) - y).abs() <= bound, "{x} became {y}, of a step of {step}");
+    for (x, y) in x.chunks(width).zip(all.chunks(width)) {
+        for (x, y) in x.chunks(group).zip(y.chunks(group)) {
+            let greatest = x.iter().fold(0f32, |a, x| a.max(x.abs()));
+            let step = f64::from(greatest) / 120.0 * (1.0 + 2f64.powi(-10)) + 2f64.powi(-31);
+            for (&x, &y) in x.iter().zip(y) {
+                let bound = step * 0.5 + f64::from(greatest) * 2f64.powi(-11) + 2f64.powi(-25);
+                assert!((f64::from(x) - y).abs() <= bound, "{x} became {y}, of a step of {step}");
+            }
+            let error: f64 = x.iter().zip(y).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum();
+            let least =
+                (120..=127).map(|code| squared_error(x, f16::from_f32(greatest * (128.0 / code as f32))));
+            let least = least.fold(f64::INFINITY, f64::min);
+            // Errors that are compared are sums of f32, of differences with an error of their own.
+            let rounded = 2f64.powi(-22) * f64::from(greatest);
+            let slack = 4.0 * rounded * (group as f64 * error).sqrt() + group as f64 * rounded * rounded;
+            assert!(error <= least * (1.0 + 2f64.powi(-18)) + slack, "{error:e} of {x:?}, not {least:e}");
         }
     }
+}
+
+/// The squared error of a group that is rounded with this scale.
+fn squared_error(x: &[f32], scale: f16) -> f64 {
+    let unit = scale.to_f64() / 128.0;
+    let error = |&x: &f32| {
+        let x = f64::from(x);
+        let code = if unit == 0.0 { 0.0 } else { (x / unit).clamp(-127.0, 127.0).round_ties_even() };
+        (x - code * unit).powi(2)
+    };
+    x.iter().map(error).sum()
 }
 
 #[test]
@@ -48,7 +70,7 @@ fn rows_and_widths_agree() {
 fn appends_on(device: &Device) {
     let mut random = Random::new(5);
     let host = crate::ops::testing::device();
-    for (width, dtype) in [16, 64, 96, 128, 256, 512].into_iter().zip(FLOATS.into_iter().cycle()) {
+    for (width, dtype) in [16, 64, 96, 128, 144, 256, 496, 512].into_iter().zip(FLOATS.into_iter().cycle()) {
         let (tokens, heads) = (3, 2);
         let mut values = random.normal(tokens * heads * width, 1.5);
         // One value above the others, and groups of zeros and of small numbers.

@@ -122,7 +122,8 @@ pub(super) fn launch(
         return Ok(());
     }
     if CacheType::of(CHECK, "cache", cache)? == CacheType::Int8 {
-        return cache_rows::gpu::append(CHECK, gpu, &mut [cache], &[x], positions, table);
+        let append = cache_rows::gpu::Append { x: &[x], queries: None, positions, table };
+        return append.launch(CHECK, gpu, &mut [cache]);
     }
     cache.unshare()?;
     let (from, to) = (CHECK.float("x", x)?, CHECK.float("cache", cache)?);

@@ -25,8 +25,8 @@ const CHECK: Check = Check("kv_append");
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's type: to 8 bits, each group of values gets the scale of its greatest
-/// magnitude. On the CPU a finite number that would round to infinity is an
+/// x is rounded to the cache's type, as [`CacheType::Int8`] says to 8 bits. On the CPU a finite
+/// number that would round to infinity is an
 /// error: one key that is infinite makes all later tokens' attention NaN, and one that is cut to
 /// the greatest finite number makes it wrong. (A GPU rounds it to infinity, since the host does not
 /// wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is
