@@ -142,9 +142,8 @@ impl Decoder {
     }
 
     /// The part of a cache of every layer that has one of its own, empty. Layers with a window keep
-    /// that alone, unless they are asked for all, or have rows of 8 bits, which do not move.
+    /// that alone, unless they are asked for all.
     pub(crate) fn layer_caches(&self, device: &Device, all: bool) -> Result<Vec<LayerCache>, KernelError> {
-        let all = all || self.cache == CacheType::Int8;
         let owners = self.blocks.iter().filter(|block| block.cache_of().is_none());
         let caches = owners.zip(&*self.windows).map(|(block, window)| {
             let mut cache = block.cache(self.cache, device)?;

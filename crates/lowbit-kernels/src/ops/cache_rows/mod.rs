@@ -120,6 +120,16 @@ impl CacheType {
         Err(check.shape_error(operand, x, want))
     }
 
+    /// The floats that a GPU moves rows as, and the elements that one of them has: integers are
+    /// moved in pairs, and a NaN in place of all pairs makes scales NaN.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn moved(self) -> (FloatType, usize) {
+        match self {
+            Self::Float(float) => (float, 1),
+            Self::Int8 => (FloatType::BF16, 2),
+        }
+    }
+
     /// The float type, for ops that take no other cache.
     #[cfg(feature = "gpu")]
     pub(crate) fn float(self) -> Option<FloatType> {

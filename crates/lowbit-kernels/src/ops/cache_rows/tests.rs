@@ -1,6 +1,6 @@
 use super::*;
 use crate::ops::testing::{FLOATS, devices, fetched};
-use crate::ops::{PAGE_TOKENS, gather_pages, kv_append, kv_append_paged};
+use crate::ops::{PAGE_TOKENS, gather_pages, kv_append, kv_append_paged, kv_gather};
 use half::f16;
 use numcheck::Random;
 
@@ -125,6 +125,27 @@ fn pages_on(device: &Device) {
     assert_eq!(fetched(&gathered).bytes(), fetched(&cache).bytes());
 }
 
+/// Rows that are taken out of a cache are the same in another.
+fn rows_move_on(device: &Device) {
+    let mut random = Random::new(8);
+    let (heads, width) = (3, 48);
+    let row = CacheType::Int8.row(width);
+    let zeros = |capacity| Tensor::allocate_zeros(&[heads, capacity, row], DType::I8, device).unwrap();
+    let ids = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device).unwrap();
+    let x = random.normal(4 * heads * width, 1.5);
+    let x = Tensor::new(&x, &[4, heads, width], device).unwrap();
+    let (mut one, mut other, mut want) = (zeros(9), zeros(7), zeros(7));
+    kv_append(&mut one, &x, &ids(&[8, 1, 0, 5])).unwrap();
+    let rows = kv_gather(&one, &ids(&[8, 1, 0, 5])).unwrap();
+    assert_eq!((rows.shape(), rows.dtype()), (&[4, heads, row][..], DType::I8));
+    for (cache, x) in [(&mut other, &rows), (&mut want, &x)] {
+        kv_append(cache, x, &ids(&[3, 6, 2, 0])).unwrap();
+    }
+    let (other, want) = (fetched(&other), fetched(&want));
+    assert!(want.bytes().iter().any(|&byte| byte != 0));
+    assert_eq!(other.bytes(), want.bytes());
+}
+
 /// A group with a number that is not finite has none that is, and its neighbours are as they were.
 fn not_finite_on(device: &Device) {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -146,6 +167,7 @@ fn on_cpus() {
     for device in devices() {
         appends_on(&device);
         pages_on(&device);
+        rows_move_on(&device);
         not_finite_on(&device);
     }
 }
@@ -156,7 +178,13 @@ fn on_a_gpu() {
     let device = crate::ops::testing::gpu();
     appends_on(&device);
     pages_on(&device);
+    rows_move_on(&device);
     not_finite_on(&device);
+    // Rows beyond a cache have no numbers.
+    let cache = Tensor::allocate_zeros(&[1, 2, 32], DType::I8, &device).unwrap();
+    let rows = kv_gather(&cache, &Tensor::new(&[2u32], &[1], &device).unwrap()).unwrap();
+    let y = fetched(&expand_cache(&rows, DType::F32).unwrap());
+    assert!(y.as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
     // Pages beyond the pool have no numbers.
     let pages = Tensor::allocate_zeros(&[1, 1, PAGE_TOKENS, 32], DType::I8, &device).unwrap();
     let y = gather_pages(&pages, &Tensor::new(&[7u32], &[1], &device).unwrap()).unwrap();
@@ -197,5 +225,21 @@ fn other_tensors_are_refused() {
         expand(&[2, 33], DType::I8, DType::F32),
         "expand_cache: cache is [2, 33], but rows of i8 are D codes, a multiple of 16 up to 512, and 16 \
          bytes of scales per 256"
+    );
+}
+
+/// Rows of integers go to a cache of such alone.
+#[test]
+fn rows_of_another_type_are_refused() {
+    let device = crate::ops::testing::device();
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
+    let at = zeros(&[1], DType::U32);
+    let refused = |mut cache: Tensor| {
+        kv_append(&mut cache, &zeros(&[1, 2, 80], DType::I8), &at).unwrap_err().to_string()
+    };
+    assert_eq!(refused(zeros(&[2, 3, 80], DType::F16)), "kv_append: x is i8, but f16 is wanted");
+    assert_eq!(
+        refused(zeros(&[2, 3, 32], DType::I8)),
+        "kv_append: x is [1, 2, 80], but cache [2, 3, 32] wants [1, 2, 32]"
     );
 }
