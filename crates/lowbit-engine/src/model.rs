@@ -70,16 +70,6 @@ impl ModelRunner {
         let id = id.map_err(|error| self.undrawn(sampler.tokens, error))?;
         sampler.tokens += 1;
         let ends = sampler.stop_ids.contains(&id) || sampler.steps.accept(id).map_err(failed)?;
-        self.sampled((id, ends), logits)
-    }
-
-    /// A drawn token, which may end the reply, with the log-probabilities of as many others by
-    /// these logits.
-    pub(crate) fn sampled(
-        &self,
-        (id, ends): (u32, bool),
-        logits: Option<(&Tensor, usize)>,
-    ) -> Result<Sampled, EngineError> {
         let logprobs = logits.map(|(logits, count)| {
             let row = logits.to_device(self.model.host())?;
             Ok(TokenLogprobs::new(row.as_slice::<f32>()?, id, count))

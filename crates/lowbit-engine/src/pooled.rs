@@ -115,17 +115,13 @@ impl PooledRunner {
     }
 
     /// The token that was drawn for a text.
-    fn taken(
-        &self,
-        sampler: &mut PooledSampler,
-        id: Result<u32, ModelError>,
-        logits: Option<(&Tensor, usize)>,
-    ) -> Result<Sampled, EngineError> {
+    fn taken(&self, sampler: &mut PooledSampler, drawn: BatchDrawn) -> Result<Sampled, EngineError> {
         let PooledSampler { options, rules, text, .. } = sampler;
+        let BatchDrawn { id, logprobs } = drawn;
         let id = id.map_err(|error| self.one.undrawn(text.len(), error))?;
         text.push(id);
         let ends = options.stop_ids.contains(&id) || rules.accept(id).map_err(failed)?;
-        self.one.sampled((id, ends), logits)
+        Ok(Sampled { id, logprobs, ends })
     }
 
     fn kernel(&self, error: KernelError) -> EngineError {
@@ -151,14 +147,12 @@ impl PooledRunner {
         let mut rows = vec![];
         for (row, sampler, logprobs) in &mut drawing {
             let PooledSampler { options, rules, text, .. } = &mut **sampler;
-            let (row, keeps_logits) = (*row, logprobs.is_some());
-            rows.push(FirstRow { row, text, options, rules: Some(rules), keeps_logits });
+            let (row, logprobs) = (*row, *logprobs);
+            rows.push(FirstRow { row, text, options, rules: Some(rules), logprobs });
         }
         let drawn = steps.first(logits, &mut rows).map_err(|error| self.one.sorted(error))?;
         let results = drawing.into_iter().zip(drawn);
-        let results = results.map(|((_, sampler, logprobs), drawn)| {
-            of_row(self.taken(sampler, drawn.id, drawn.logits.as_ref().zip(logprobs)))
-        });
+        let results = results.map(|((_, sampler, _), drawn)| of_row(self.taken(sampler, drawn)));
         results.collect()
     }
 }
@@ -284,7 +278,7 @@ impl Runner for PooledRunner {
                     options,
                     rules: Some(rules),
                     draws: row.samples,
-                    keeps_logits: row.samples && row.logprobs.is_some(),
+                    logprobs: row.logprobs,
                 }
             })
             .collect();
@@ -292,10 +286,7 @@ impl Runner for PooledRunner {
         let drawn = drawn.map_err(|error| self.one.sorted(error))?;
         drop(batch);
         let drawing = rows.iter_mut().filter(|row| row.samples);
-        let taken = |(row, drawn): (&mut Row<'_, Self>, BatchDrawn)| {
-            of_row(self.taken(row.sampler, drawn.id, drawn.logits.as_ref().zip(row.logprobs)))
-        };
-        drawing.zip(drawn).map(taken).collect()
+        drawing.zip(drawn).map(|(row, drawn)| of_row(self.taken(row.sampler, drawn))).collect()
     }
 }
 

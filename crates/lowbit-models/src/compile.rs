@@ -97,7 +97,7 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
                 options,
                 rules: None,
                 draws: true,
-                keeps_logits: false,
+                logprobs: None,
             };
             let mut rows: Vec<_> = caches.iter_mut().take(count).enumerate().map(row).collect();
             steps.step(model, &mut pool, &mut rows)?;
@@ -134,7 +134,7 @@ fn dry_prompts(
         }];
         if let Some(logits) = model.forward_batch_in(pool, batch, Logits::Last)? {
             for options in options {
-                let row = FirstRow { row: 0, text: &[0], options, rules: None, keeps_logits: false };
+                let row = FirstRow { row: 0, text: &[0], options, rules: None, logprobs: None };
                 steps.first(logits.clone(), &mut [row])?;
             }
         }

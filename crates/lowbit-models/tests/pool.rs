@@ -8,7 +8,7 @@ use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::{
     BatchDrawn, BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, LogitRules, Logits, Model,
-    PoolCache, PoolSequence, Session, Target,
+    PoolCache, PoolSequence, Session, Target, TokenLogprobs,
 };
 use std::ops::ControlFlow::Continue;
 use support::{load, load_with_cache, root};
@@ -105,7 +105,7 @@ impl Text {
             options: &self.options,
             rules: None,
             draws: true,
-            keeps_logits: self.id.is_multiple_of(4),
+            logprobs: self.id.is_multiple_of(4).then_some(3),
         }
     }
 }
@@ -117,12 +117,10 @@ fn step(model: &Model, pool: &mut CachePool, steps: &mut BatchSteps, texts: &mut
     assert_eq!(drawn.len(), texts.len());
     for (text, drawn) in texts.iter_mut().zip(drawn) {
         let id = drawn.id.unwrap();
-        if let Some(logits) = drawn.logits {
-            assert_eq!(logits.shape(), [1, model.config().vocab_size]);
-            let logits = logits.to_device(model.host()).unwrap();
-            let logits = logits.as_slice::<f32>().unwrap();
-            let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert!(text.id % 3 != 0 || logits[id as usize] == greatest, "it is the row's own");
+        assert_eq!(drawn.logprobs.is_some(), text.id.is_multiple_of(4));
+        if let Some(TokenLogprobs { token, top }) = drawn.logprobs {
+            assert_eq!((token.id, top.len()), (id, 3));
+            assert!(text.id % 3 != 0 || token == top[0], "it is the row's own");
         }
         text.text.push(id);
     }
@@ -185,11 +183,12 @@ fn first_tokens_are_drawn_together_as_alone() {
             for &row in rows {
                 let (text, options) = &texts[row];
                 let rules = if row == 3 { rules.take() } else { None };
-                firsts.push(FirstRow { row, text, options, rules, keeps_logits: row % 2 == 1 });
+                let logprobs = (row % 2 == 1).then_some(row);
+                firsts.push(FirstRow { row, text, options, rules, logprobs });
             }
             let drawn = steps.first(logits.clone(), &mut firsts).unwrap();
             assert_eq!(drawn.len(), rows.len());
-            for (&row, BatchDrawn { id, logits }) in rows.iter().zip(drawn) {
+            for (&row, BatchDrawn { id, logprobs }) in rows.iter().zip(drawn) {
                 let (text, options) = &texts[row];
                 let mut state = DecodeState::new(text, options.repetition_context, model.device()).unwrap();
                 let mut own = Tensor::new(&all[row], &[1, all[row].len()], model.device()).unwrap();
@@ -199,14 +198,25 @@ fn first_tokens_are_drawn_together_as_alone() {
                 ops::sample_next(&own, &mut state, &options.sampling).unwrap();
                 let want = state.drawn().unwrap().wait().unwrap();
                 assert_eq!(id.unwrap(), want, "{} row {row} of {rows:?}", model.architecture());
-                let kept = logits.map(|logits| logits.to_device(model.host()).unwrap());
-                assert_eq!(kept.is_some(), row % 2 == 1);
-                assert!(
-                    kept.is_none_or(|kept| kept.as_slice::<f32>().unwrap() == all[row]),
-                    "as the model gave them"
-                );
+                let expected = (row % 2 == 1).then(|| TokenLogprobs::new(&all[row], want, row));
+                assert_logprobs(model.device(), logprobs, expected);
             }
         }
+    }
+}
+
+/// Asserts that log-probabilities are those of logits as the model gave them: on a CPU to the bit,
+/// on a GPU within the roundings of sums of f32.
+fn assert_logprobs(device: &Device, got: Option<TokenLogprobs>, want: Option<TokenLogprobs>) {
+    if let (Device::Gpu(_), Some(got), Some(want)) = (device, &got, &want) {
+        let all = |of: &TokenLogprobs| [&[of.token][..], &of.top].concat();
+        for (got, want) in all(got).iter().zip(&all(want)) {
+            assert_eq!(got.id, want.id);
+            assert!((got.logprob - want.logprob).abs() < 1e-4, "{got:?} for {want:?}");
+        }
+        assert_eq!(got.top.len(), want.top.len());
+    } else {
+        assert_eq!(got, want);
     }
 }
 

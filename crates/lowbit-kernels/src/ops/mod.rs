@@ -32,6 +32,7 @@ pub mod rms_norm_rope;
 pub mod rope;
 pub mod router_top_k;
 pub mod sample;
+pub mod top_logprobs;
 
 pub use argmax::argmax;
 pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward, attention_paged};
@@ -66,6 +67,7 @@ pub use router_top_k::{RouterParams, RouterScores, RouterTopKGradient, router_to
 pub use sample::{
     DecodeBatch, DecodeState, Drawn, DrawnRows, SampleKind, SampleParams, sample, sample_next, sample_rows,
 };
+pub use top_logprobs::{LogprobRows, RowLogprobs, top_logprobs};
 
 pub(crate) use lowbit_device::Check;
 pub use lowbit_device::{concat, concat_rows, narrow};

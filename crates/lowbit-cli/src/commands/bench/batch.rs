@@ -182,8 +182,8 @@ fn pooled(
         let mut rows = vec![];
         for (id, (text, cache)) in texts.iter_mut().enumerate() {
             let (options, sampled) = (&options, step as u32);
-            let (rules, draws, keeps_logits) = (None, true, false);
-            rows.push(BatchRow { id: id as u64, cache, text, sampled, options, rules, draws, keeps_logits });
+            let (rules, draws, logprobs) = (None, true, None);
+            rows.push(BatchRow { id: id as u64, cache, text, sampled, options, rules, draws, logprobs });
         }
         let drawn = steps.step(model, pool, &mut rows)?;
         drop(rows);
