@@ -38,6 +38,14 @@ def dense(layers, hidden, inner, heads, kv_heads, value_heads):
     }
 
 
+# Of the larger ones: global layers have heads of 512, whose values are their keys.
+GEMMA4 = {
+    "model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True,
+    "sliding_window": 1024, "final_logit_softcapping": 30.0, "vocab_size": 262144, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262144, "tie_word_embeddings": True, "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+}
+
 SHAPES = {
     "qwen3.5-4b": dense(32, 2560, 9216, 16, 4, 32),
     "qwen3.5-9b": dense(32, 4096, 12288, 16, 4, 32),
@@ -77,6 +85,33 @@ SHAPES = {
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 45568,
         "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880, "intermediate_size": 2880,
+        "num_local_experts": 32, "num_experts_per_tok": 4, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "sliding_window": 128, "vocab_size": 201088, "rms_norm_eps": 1e-5, "rope_theta": 150000,
+        "max_position_embeddings": 131072, "attention_bias": True, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "glm-4.5-air": {
+        "model_type": "glm4_moe", "num_hidden_layers": 46, "hidden_size": 4096, "intermediate_size": 10944,
+        "moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True,
+        "use_qk_norm": False, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "rms_norm_eps": 1e-5,
+        "vocab_size": 151552, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    },
+    "gemma4-31b": {
+        **GEMMA4, "num_hidden_layers": 60, "hidden_size": 5376, "intermediate_size": 21504,
+        "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4,
+    },
+    "gemma4-26b-a4b": {
+        **GEMMA4, "num_hidden_layers": 30, "hidden_size": 2816, "intermediate_size": 2112,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+        "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    },
     # Granite 4 H Micro's.
     "granite-4-h-micro": {
         "model_type": "granitemoehybrid", "num_hidden_layers": 40, "hidden_size": 2048, "intermediate_size": 8192,
@@ -89,6 +124,7 @@ SHAPES = {
     },
 }
 BITS, GROUP = 4, 64
+QUANTIZATION = {"group_size": GROUP, "bits": BITS, "mode": "affine"}
 
 
 def bfloat16(value):
@@ -141,7 +177,7 @@ class Tensors:
         noise = draw.randbytes((1 << 25) - 39)
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
-            for name, dtype, shape, fill in self.entries:
+            for index, (name, dtype, shape, fill) in enumerate(self.entries):
                 begin, end = header[name]["data_offsets"]
                 if fill is None:
                     source = noise
@@ -150,17 +186,21 @@ class Tensors:
                 else:
                     source = fill * (1 << 16)
                 left = end - begin
+                # Each tensor begins elsewhere in the noise: an output layer like the embedding would be taken for it.
+                start = index * 40 * 1000 % len(source) if fill is None else 0
+                left -= file.write(source[start : start + left])
                 while left > 0:
                     left -= file.write(source[:left])
         return offset
 
 
-def attention(tensors, prefix, shape, gated=True, normed=True):
+def attention(tensors, prefix, shape, gated=True, normed=True, valued=True):
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     tensors.quantized(f"{prefix}.q_proj", (1 + gated) * heads * dim, hidden)
     tensors.quantized(f"{prefix}.k_proj", kv_heads * dim, hidden)
-    tensors.quantized(f"{prefix}.v_proj", kv_heads * dim, hidden)
+    if valued:
+        tensors.quantized(f"{prefix}.v_proj", kv_heads * dim, hidden)
     tensors.quantized(f"{prefix}.o_proj", hidden, heads * dim)
     for norm in ("q_norm", "k_norm") if normed else ():
         tensors.plain(f"{prefix}.{norm}.weight", [dim], 1.0)
@@ -208,9 +248,7 @@ def experts(tensors, prefix, shape):
         tensors.add(f"{prefix}.experts.gate_up_proj", "BF16", [count, 2 * inner, hidden], hidden)
         tensors.add(f"{prefix}.experts.down_proj", "BF16", [count, hidden, inner], inner)
     else:
-        tensors.quantized(f"{prefix}.switch_mlp.gate_proj", count, inner, hidden)
-        tensors.quantized(f"{prefix}.switch_mlp.up_proj", count, inner, hidden)
-        tensors.quantized(f"{prefix}.switch_mlp.down_proj", count, hidden, inner)
+        switch_mlp(tensors, f"{prefix}.switch_mlp", count, hidden, inner)
     feedforward(tensors, f"{prefix}.shared_expert", hidden, shape["shared_expert_intermediate_size"])
     tensors.quantized(f"{prefix}.shared_expert_gate", 1, hidden, bits=8)
 
@@ -257,7 +295,7 @@ def checkpoint(shape, dense, mtp):
     text["model_type"] += "_text"
     config = {"model_type": shape["model_type"], "text_config": text}
     if not dense:
-        config["quantization"] = {"group_size": GROUP, "bits": BITS, "mode": "affine", **overrides}
+        config["quantization"] = {**QUANTIZATION, **overrides}
     return tensors, config
 
 
@@ -272,7 +310,7 @@ def qwen3(shape):
         attention(tensors, f"{layer}.self_attn", shape, gated=False)
         feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
     tensors.plain("model.norm.weight", [shape["hidden_size"]], 1.0)
-    return tensors, {**shape, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
+    return tensors, {**shape, "quantization": QUANTIZATION}
 
 
 def granite(shape):
@@ -290,8 +328,7 @@ def granite(shape):
             mamba(tensors, f"{layer}.mamba", shape)
         feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
     tensors.plain("model.norm.weight", [shape["hidden_size"]], 1.0)
-    quantization = {"group_size": GROUP, "bits": BITS, "mode": "affine"}
-    return tensors, {**shape, "layer_types": kinds, "quantization": quantization}
+    return tensors, {**shape, "layer_types": kinds, "quantization": QUANTIZATION}
 
 
 def latent(shape, dense):
@@ -326,42 +363,119 @@ def latent(shape, dense):
             tensors.add(f"{mlp}.experts.gate_up_proj", "BF16", [count, 2 * inner, hidden], hidden)
             tensors.add(f"{mlp}.experts.down_proj", "BF16", [count, hidden, inner], inner)
         else:
-            tensors.quantized(f"{mlp}.switch_mlp.gate_proj", count, inner, hidden)
-            tensors.quantized(f"{mlp}.switch_mlp.up_proj", count, inner, hidden)
-            tensors.quantized(f"{mlp}.switch_mlp.down_proj", count, hidden, inner)
+            switch_mlp(tensors, f"{mlp}.switch_mlp", count, hidden, inner)
         feedforward(tensors, f"{mlp}.shared_experts", hidden, inner * shape["n_shared_experts"])
     tensors.plain("model.norm.weight", [hidden], 1.0)
     tensors.quantized("lm_head", shape["vocab_size"], hidden)
     config = dict(shape)
     if not dense:
-        config["quantization"] = {"group_size": GROUP, "bits": BITS, "mode": "affine"}
+        config["quantization"] = QUANTIZATION
     return tensors, config
 
 
+def biased(tensors, name, *shape, bits=BITS):
+    """Weights with a bias, of zeros."""
+    tensors.quantized(name, *shape, bits=bits)
+    tensors.plain(f"{name}.bias", shape[:-1], 0.0)
+
+
+def gpt_oss(shape):
+    """The same of gpt-oss: each second layer has a window."""
+    tensors, hidden, dim = Tensors(), shape["hidden_size"], shape["head_dim"]
+    rows, kv_rows = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
+    count, inner = shape["num_local_experts"], shape["intermediate_size"]
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
+    for index in range(shape["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        tensors.plain(f"{layer}.input_layernorm.weight", [hidden], 1.0)
+        tensors.plain(f"{layer}.post_attention_layernorm.weight", [hidden], 1.0)
+        for name, sizes in {"q": [rows, hidden], "k": [kv_rows, hidden], "v": [kv_rows, hidden], "o": [hidden, rows]}.items():
+            biased(tensors, f"{layer}.self_attn.{name}_proj", *sizes)
+        tensors.plain(f"{layer}.self_attn.sinks", [shape["num_attention_heads"]], 0.0)
+        biased(tensors, f"{layer}.mlp.router", count, hidden)
+        for name, sizes in {"gate": [inner, hidden], "up": [inner, hidden], "down": [hidden, inner]}.items():
+            biased(tensors, f"{layer}.mlp.experts.{name}_proj", count, *sizes)
+    tensors.plain("model.norm.weight", [hidden], 1.0)
+    tensors.quantized("lm_head", shape["vocab_size"], hidden)
+    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(shape["num_hidden_layers"])]
+    return tensors, {**shape, "layer_types": kinds, "quantization": QUANTIZATION}
+
+
+def switch_mlp(tensors, prefix, count, hidden, inner):
+    tensors.quantized(f"{prefix}.gate_proj", count, inner, hidden)
+    tensors.quantized(f"{prefix}.up_proj", count, inner, hidden)
+    tensors.quantized(f"{prefix}.down_proj", count, hidden, inner)
+
+
+def glm4_moe(shape):
+    """The same of GLM-4.5 without heads' norms."""
+    tensors, hidden, dim = Tensors(), shape["hidden_size"], shape["head_dim"]
+    rows, kv_rows = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
+    count, inner = shape["n_routed_experts"], shape["moe_intermediate_size"]
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
+    for index in range(shape["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        tensors.plain(f"{layer}.input_layernorm.weight", [hidden], 1.0)
+        tensors.plain(f"{layer}.post_attention_layernorm.weight", [hidden], 1.0)
+        for name, height in {"q": rows, "k": kv_rows, "v": kv_rows}.items():
+            biased(tensors, f"{layer}.self_attn.{name}_proj", height, hidden)
+        tensors.quantized(f"{layer}.self_attn.o_proj", hidden, rows)
+        mlp = f"{layer}.mlp"
+        if index < shape["first_k_dense_replace"]:
+            feedforward(tensors, mlp, hidden, shape["intermediate_size"])
+            continue
+        tensors.add(f"{mlp}.gate.weight", "BF16", [count, hidden], hidden)
+        tensors.plain(f"{mlp}.gate.e_score_correction_bias", [count], 0.0)
+        switch_mlp(tensors, f"{mlp}.switch_mlp", count, hidden, inner)
+        feedforward(tensors, f"{mlp}.shared_experts", hidden, inner * shape["n_shared_experts"])
+    tensors.plain("model.norm.weight", [hidden], 1.0)
+    tensors.quantized("lm_head", shape["vocab_size"], hidden)
+    return tensors, {**shape, "quantization": QUANTIZATION}
+
+
 def gemma4(shape):
-    """The same of a small Gemma 4, whose last layers read the keys of earlier ones."""
+    """The same of a Gemma 4."""
     tensors, layers, hidden = Tensors(), shape["num_hidden_layers"], shape["hidden_size"]
     own, shared = shape["hidden_size_per_layer_input"], min(shape["num_kv_shared_layers"], layers // 2)
+    # Small ones have four layers with a window to each one without, larger ones five.
+    period = 5 if own else 6
+    kinds = ["full_attention" if i % period == period - 1 or i == layers - 1 else "sliding_attention" for i in range(layers)]
     tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
-    tensors.quantized("model.embed_tokens_per_layer", shape["vocab_size"], layers * own)
-    tensors.quantized("model.per_layer_model_projection", layers * own, hidden)
-    tensors.plain("model.per_layer_projection_norm.weight", [own], 1.0)
-    kinds = ["full_attention" if i % 5 == 4 or i == layers - 1 else "sliding_attention" for i in range(layers)]
+    if own:
+        tensors.quantized("model.embed_tokens_per_layer", shape["vocab_size"], layers * own)
+        tensors.quantized("model.per_layer_model_projection", layers * own, hidden)
+        tensors.plain("model.per_layer_projection_norm.weight", [own], 1.0)
     for index, kind in enumerate(kinds):
         layer = f"model.layers.{index}"
-        dim = shape["head_dim" if kind == "sliding_attention" else "global_head_dim"]
-        attention(tensors, f"{layer}.self_attn", {**shape, "head_dim": dim}, gated=False)
-        double = 2 if index >= layers - shared else 1
+        gemma4_attention(tensors, f"{layer}.self_attn", shape, kind == "full_attention")
+        double = 2 if index >= layers - shared and own else 1
         feedforward(tensors, f"{layer}.mlp", hidden, double * shape["intermediate_size"])
         for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             tensors.plain(f"{layer}.{norm}_layernorm.weight", [hidden], 1.0)
-        tensors.plain(f"{layer}.post_per_layer_input_norm.weight", [hidden], 1.0)
-        tensors.quantized(f"{layer}.per_layer_input_gate", own, hidden)
-        tensors.quantized(f"{layer}.per_layer_projection", hidden, own)
+        if shape.get("enable_moe_block"):
+            tensors.quantized(f"{layer}.router.proj", shape["num_experts"], hidden)
+            tensors.plain(f"{layer}.router.scale", [hidden], 1.0)
+            tensors.plain(f"{layer}.router.per_expert_scale", [shape["num_experts"]], 1.0)
+            switch_mlp(tensors, f"{layer}.experts.switch_glu", shape["num_experts"], hidden, shape["moe_intermediate_size"])
+            for norm in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"):
+                tensors.plain(f"{layer}.{norm}.weight", [hidden], 1.0)
+        if own:
+            tensors.plain(f"{layer}.post_per_layer_input_norm.weight", [hidden], 1.0)
+            tensors.quantized(f"{layer}.per_layer_input_gate", own, hidden)
+            tensors.quantized(f"{layer}.per_layer_projection", hidden, own)
         tensors.plain(f"{layer}.layer_scalar", [1], 1.0)
     tensors.plain("model.norm.weight", [hidden], 1.0)
-    config = {**shape, "layer_types": kinds, "num_kv_shared_layers": shared}
-    return tensors, {**config, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
+    return tensors, {**shape, "layer_types": kinds, "num_kv_shared_layers": shared, "quantization": QUANTIZATION}
+
+
+def gemma4_attention(tensors, prefix, shape, is_global):
+    """Global layers have heads of their own size and number, and no values where these are the keys."""
+    if not is_global:
+        attention(tensors, prefix, shape, gated=False)
+        return
+    heads = shape.get("num_global_key_value_heads", shape["num_key_value_heads"])
+    own = {**shape, "head_dim": shape["global_head_dim"], "num_key_value_heads": heads}
+    attention(tensors, prefix, own, gated=False, valued=not shape.get("attention_k_eq_v"))
 
 
 def gemma3(shape):
@@ -375,7 +489,7 @@ def gemma3(shape):
         for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             tensors.plain(f"{layer}.{norm}_layernorm.weight", [hidden], 1.0)
     tensors.plain("model.norm.weight", [hidden], 1.0)
-    return tensors, {**shape, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
+    return tensors, {**shape, "quantization": QUANTIZATION}
 
 
 def gguf_tensors(shape):
@@ -439,7 +553,10 @@ def main():
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    makers = {"qwen3": qwen3, "granitemoehybrid": granite, "gemma3_text": gemma3, "gemma4_text": gemma4}
+    makers = {
+        "qwen3": qwen3, "granitemoehybrid": granite, "gemma3_text": gemma3, "gemma4_text": gemma4, "gpt_oss": gpt_oss,
+        "glm4_moe": glm4_moe,
+    }
     maker = makers.get(SHAPES[arguments.shape]["model_type"])
     whole = maker or "kv_lora_rank" in SHAPES[arguments.shape]
     shape = SHAPES[arguments.shape] if whole else {**COMMON, **SHAPES[arguments.shape]}

@@ -62,6 +62,8 @@ MODEL_TYPES = [
     "glm4_moe_lite",
     "deepseek_v3",
     "deepseek_v2",
+    "kimi_linear",
+    "bailing_hybrid",
 ]
 # Those of the same classes under a name that transformers knows from the checkpoints' own code.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}

@@ -29,11 +29,11 @@ AFFINE_GROUPS = [32, 64, 128]
 # Mode: bits, group size.
 MLX_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 GGML_TYPES = (
-    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0 Q1_0 Q2_0".split()
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 TQ1_0 TQ2_0 Q1_0 Q2_0".split()
 )
 # lowbit reads them, and does not write them: their encoders want an importance matrix.
 ONLY_READ = "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S".split()
-# Random blocks of 32 values; a superblock counts as 8. MXFP4 shows each of its 256 scales.
+# Random blocks of 32 values; a superblock counts as 8. MXFP4 and NVFP4 show each of their 256 scales.
 RANDOM_BLOCKS = 96
 
 
@@ -55,6 +55,7 @@ def write(folder, options):
     save("affine", affine(rows), "mlx")
     for mode in MLX_MODES:
         save(mode, mlx_mode(mode, rows), "mlx")
+    save("global_scale", global_scale(), "mlx, gguf")
     library = Ggml(options.ggml)
     for name in GGML_TYPES + ONLY_READ:
         save(name, ggml_type(library, name, rows), f"ggml {library.version}, as in llama-cpp-python 0.3.36")
@@ -157,6 +158,31 @@ def mlx_mode(mode, rows):
     return arrays
 
 
+def global_scale():
+    """nvfp4 with a float per matrix: MLX's tensors of three experts, and the same codes and scales in ggml's blocks."""
+    rng = np.random.default_rng(4)
+    rows = (rng.standard_normal((3, 5, 128)) * [[[0.02]], [[1.0]], [[0.003]]]).astype(np.float32)
+    factors = np.abs(rows).max(axis=(1, 2))
+    experts = [mx.quantize(mx.array(w), mode="nvfp4", global_scale=mx.array(f)) for w, f in zip(rows, factors)]
+    weight, scales = (np.stack([np.array(part) for part in parts]) for parts in zip(*experts))
+    decoded = [
+        mx.dequantize(*expert, mode="nvfp4", global_scale=mx.array(f), dtype=mx.float32)
+        for expert, f in zip(experts, factors)
+    ]
+    codes = weight.view(np.uint8)
+    codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(3, 5, 2, 4, 2, 8)
+    packed = (codes[..., 0, :] | codes[..., 1, :] << 4).reshape(3, 5, 2, 32)
+    blocks = np.concatenate([scales.reshape(3, 5, 2, 4), packed], axis=-1).reshape(3, 5, 72)
+    return {
+        "weight": weight,
+        "scales": scales,
+        "global_scale": factors,
+        "decoded": np.stack([np.array(matrix) for matrix in decoded]),
+        "blocks": blocks,
+        "blocks.decoded": gguf.dequantize(blocks, gguf.GGMLQuantizationType.NVFP4),
+    }
+
+
 class Ggml:
     """ggml's quantisers, as llama-quantize calls them without an importance matrix, and its decoders."""
 
@@ -197,12 +223,14 @@ def sizes(name):
 def ggml_type(library, name, rows):
     rng = np.random.default_rng(len(name))
     block, size = sizes(name)
-    blocks = 256 if name == "MXFP4" else RANDOM_BLOCKS * 32 // block
+    blocks = {"MXFP4": 256, "NVFP4": 64}.get(name, RANDOM_BLOCKS * 32 // block)
     # So that most points of their grids occur.
     blocks *= 4 if name in ONLY_READ else 1
     random = rng.integers(0, 256, (4, blocks // 4, size), np.uint8)
     if name == "MXFP4":
         random[..., 0] = np.arange(256).reshape(4, -1)
+    if name == "NVFP4":
+        random[..., :4] = np.arange(256).reshape(4, 16, 4)
     random = random.reshape(4, -1)
     arrays = {"random.weight": random, "random.decoded": library.decode(name, random)}
     if name not in ONLY_READ:

@@ -9,6 +9,7 @@ A folder a checkpoint: the checkpoint, and expected.safetensors with `tokens` [T
 """
 
 import json
+import re
 import shutil
 import tempfile
 import zlib
@@ -18,6 +19,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch_file
 
@@ -122,6 +124,32 @@ def random_model(tiny: Tiny, model_class, tied: bool, generator: torch.Generator
     return model
 
 
+def rename_as_published(model_type: str, out: Path) -> None:
+    """Renames what transformers calls otherwise when it saves a model: Kimi-Linear's MLPs as it calls experts, and the
+    projection behind Ling 3's delta attention as it calls that of latent attention."""
+    renames = {"kimi_linear": r"block_sparse_moe\.(\w+_proj)", "bailing_hybrid": r"attention\.(dense)"}
+    if model_type not in renames:
+        return
+    published = {"kimi_linear": r"mlp.\1", "bailing_hybrid": "attention.o_proj"}[model_type]
+    files = {path: {} for path in out.glob("*.safetensors")}
+    for path, tensors in files.items():
+        with safe_open(path, "pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys()}
+    names = [name for tensors in files.values() for name in tensors]
+    delta = {name.removesuffix("A_log") for name in names if name.endswith("A_log")}
+    new = {}
+    for name in names:
+        concerns = model_type == "kimi_linear" or name.removesuffix("dense.weight") in delta
+        new[name] = re.sub(renames[model_type], published, name) if concerns else name
+    for path, tensors in files.items():
+        save_torch_file({new[name]: tensor for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    index = out / "model.safetensors.index.json"
+    if index.exists():
+        root = json.loads(index.read_text())
+        root["weight_map"] = {new[name]: file for name, file in root["weight_map"].items()}
+        index.write_text(json.dumps(root, indent=2) + "\n")
+
+
 def write_checkpoint(tiny: Tiny, seed: int, out: Path) -> None:
     """Saves the checkpoint with transformers' own class, under config.json as `tiny` gives it."""
     generator = torch.Generator().manual_seed(seed)
@@ -130,6 +158,7 @@ def write_checkpoint(tiny: Tiny, seed: int, out: Path) -> None:
     # transformers would save experts one by one; Qwen3.5 publishes them stacked.
     stacked = tiny.config["model_type"] == "qwen3_5_moe"
     model.save_pretrained(out, max_shard_size=tiny.shard_size, save_original_format=not stacked)
+    rename_as_published(tiny.config["model_type"], out)
     (out / "generation_config.json").unlink(missing_ok=True)
     (out / "config.json").write_text(json.dumps(tiny.config, indent=2) + "\n")
     if tiny.mtp:

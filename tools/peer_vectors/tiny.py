@@ -760,6 +760,105 @@ def deepseek_v3() -> Tiny:
     )
 
 
+def kimi_linear() -> Tiny:
+    """A decay per channel between latent attention without positions; experts in groups behind a dense layer."""
+    config = dense(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        pad_token_id=0,
+        vocab_size=281,
+        hidden_size=64,
+        head_dim=21,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        moe_layer_freq=1,
+        moe_renormalize=True,
+        moe_router_activation_func="sigmoid",
+        num_experts=8,
+        num_experts_per_token=3,
+        num_shared_experts=1,
+        num_expert_group=1,
+        topk_group=1,
+        use_grouped_topk=True,
+        routed_scaling_factor=2.446,
+        first_k_dense_replace=1,
+        num_hidden_layers=4,
+        num_nextn_predict_layers=0,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        linear_attn_config={
+            "full_attn_layers": [3],
+            "head_dim": 32,
+            "kda_layers": [1, 2, 4],
+            "num_heads": 3,
+            "short_conv_kernel_size": 4,
+        },
+        mla_use_nope=True,
+        model_max_length=512,
+        q_lora_rank=None,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        rope_scaling=None,
+        rope_theta=10000.0,
+        tie_word_embeddings=False,
+        torch_dtype="bfloat16",
+    )
+    # It has another name here.
+    del config["max_position_embeddings"], config["attention_dropout"]
+    keep = ("e_score_correction_bias", "A_log", "dt_bias")
+    return Tiny("kimi_linear", config | {"rms_norm_eps": 1e-5}, keep_f32=keep, gguf_pre_tokenizer="kimi-k2")
+
+
+def bailing_hybrid() -> Tiny:
+    """A bounded decay per channel, latent attention with a gate per head; experts in groups behind a dense layer."""
+    config = dense(
+        "BailingHybridForCausalLM",
+        "bailing_hybrid",
+        pad_token_id=0,
+        vocab_size=285,
+        hidden_size=64,
+        head_dim=32,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+        moe_router_enable_expert_bias=True,
+        num_experts=8,
+        num_experts_per_tok=3,
+        num_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        score_function="sigmoid",
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=1,
+        num_hidden_layers=4,
+        num_nextn_predict_layers=1,
+        layer_group_size=2,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        short_conv_kernel_size=4,
+        kda_safe_gate=True,
+        kda_lower_bound=-5.0,
+        no_kda_lora=True,
+        gated_attention_proj_granularity_type="head_wise",
+        q_lora_rank=None,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        rope_interleave=True,
+        rope_scaling=None,
+        rope_theta=6000000.0,
+        tie_word_embeddings=False,
+        torch_dtype="bfloat16",
+    )
+    del config["attention_dropout"]
+    keep = ("e_score_correction_bias", "A_log", "dt_bias", "conv1d.weight")
+    return Tiny("bailing_hybrid", config, keep_f32=keep, mtp=True, gguf_pre_tokenizer="bailingmoe2")
+
+
 def deepseek_v2() -> Tiny:
     """Latent attention with whole queries, as DeepSeek V2 Lite; softmax chooses experts in some groups, as V2."""
     return Tiny(
@@ -1490,6 +1589,8 @@ def all_tiny() -> list[Tiny]:
         glm4_moe_lite(),
         deepseek_v3(),
         deepseek_v2(),
+        kimi_linear(),
+        bailing_hybrid(),
         gemma4(),
         gemma4_moe(),
         gemma4_small(),

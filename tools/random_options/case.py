@@ -47,6 +47,8 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "glm4_moe_lite": tiny.glm4_moe_lite,
     "deepseek_v3": tiny.deepseek_v3,
     "deepseek_v2": tiny.deepseek_v2,
+    "kimi_linear": tiny.kimi_linear,
+    "bailing_hybrid": tiny.bailing_hybrid,
 }
 
 

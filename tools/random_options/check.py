@@ -82,6 +82,7 @@ def write(case: Case, seed: int, out: Path) -> None:
         create = model_class(case.root) if by_name else transformers.AutoModelForCausalLM.from_config
         model = models.random_model(tiny, create, ties(case), generator, out)
         model.save_pretrained(out, max_shard_size=case.shard_size, save_original_format=case.save_original_format)
+        models.rename_as_published(case.architecture, out)
     except Exception as error:
         raise Illegal(f"{type(error).__name__}: {error}") from error
     (out / "generation_config.json").unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from safetensors import safe_open
 INEXACT = ("ssm_a", "A_log")
 # Biases of a router's choice, which keep their type in MLX's layout, as mlx-lm's converter keeps them.
 KEPT = ("exp_probs_b.bias", ".e_score_correction_bias", ".expert_bias")
+# The biases of steps keep it in these models alone.
+STEPS_KEPT = ("kimi_linear", "bailing_hybrid")
 
 
 def values(path: Path) -> dict[str, np.ndarray]:
@@ -57,6 +59,9 @@ def difference(one: Path, other: Path, through: Path) -> str | None:
     """The first tensor that is not the same in both, but for the type of `through`, by which `other` came of `one`."""
     ours, theirs = values(one), values(other)
     dtype = torch.float32 if through.is_file() else getattr(torch, config(through)["dtype"])
+    kept = KEPT
+    if through.is_dir() and config(through)["model_type"] in STEPS_KEPT:
+        kept += ("ssm_dt.bias",)
     for name in sorted(ours.keys() | theirs.keys()):
         is_rope = name.startswith("rope_f")
         if name not in ours or name not in theirs:
@@ -73,7 +78,7 @@ def difference(one: Path, other: Path, through: Path) -> str | None:
         if "norm" in name and torch.equal(shifted(a, dtype, through), b):
             continue
         # Factors of rotary frequencies are numbers of config.json in MLX's layout.
-        a = a if is_rope or name.endswith(KEPT) else a.to(dtype).float()
+        a = a if is_rope or name.endswith(kept) else a.to(dtype).float()
         inexact = torch.finfo(torch.float32 if is_rope else dtype).eps if is_rope or name.endswith(INEXACT) else 0
         allowed = 8 * inexact * a.abs()
         apart = ((a - b).abs() > allowed).nonzero()

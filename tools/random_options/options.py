@@ -17,9 +17,9 @@ GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")
 ALWAYS_WINDOWED = (*GEMMA4, "gemma2", "gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3", "olmo3", "exaone4")
 WINDOWED = (*ALWAYS_WINDOWED, "qwen3", "qwen3_moe", "qwen2", "smollm3")
 SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe")
-SIGMOIDS = ("glm4_moe", "lfm2_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v2")
+SIGMOIDS = ("glm4_moe", "lfm2_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v2", "kimi_linear", "bailing_hybrid")
 # Those with latent attention.
-LATENT = ("glm4_moe_lite", "deepseek_v3", "deepseek_v2")
+LATENT = ("glm4_moe_lite", "deepseek_v3", "deepseek_v2", "kimi_linear", "bailing_hybrid")
 # Those whose configuration need not say how wide a head is.
 MAMBA = ("granitemoehybrid",)
 HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3", "olmo2", "olmo3", "exaone4")
@@ -122,7 +122,7 @@ def latent_heads(case: Case, r: random.Random) -> None:
     text["qk_nope_head_dim"] = r.choice([8, 16, 17, 32, 64])
     text["qk_rope_head_dim"] = r.choice([2, 4, 8, 16, 24])
     text["v_head_dim"] = r.choice([8, 16, 20, 32, 48])
-    if case.architecture != "deepseek_v2" and r.random() < 0.2:
+    if case.architecture not in ("deepseek_v2", "kimi_linear", "bailing_hybrid") and r.random() < 0.2:
         text["rope_interleave"] = r.choice([True, False])
 
 
@@ -258,6 +258,88 @@ def sigmoid_experts(case: Case, r: random.Random) -> None:
             text["n_group"] = text["topk_group"] = None
     if not glm:
         text["use_expert_bias"] = r.random() < 0.8
+
+
+def kimi_delta(case: Case, r: random.Random) -> None:
+    """Which layers mix how, said in one way or another, and the published names of what experts have."""
+    if case.architecture != "kimi_linear":
+        return
+    text, layers = case.text, case.text["num_hidden_layers"]
+    names = {
+        "n_routed_experts": ["num_experts", "num_experts", "num_local_experts"],
+        "num_experts_per_tok": ["num_experts_per_token", "num_experts_per_token", "num_experts_per_tok"],
+        "norm_topk_prob": ["moe_renormalize", "moe_renormalize", "norm_topk_prob"],
+        "n_group": ["num_expert_group", "num_expert_group", "n_group"],
+        "n_shared_experts": ["num_shared_experts", "num_shared_experts", "n_shared_experts"],
+        "max_position_embeddings": ["model_max_length", "model_max_length", "max_position_embeddings"],
+    }
+    for name, spellings in names.items():
+        if name in text:
+            value = text.pop(name)
+            for spelling in spellings:
+                text.pop(spelling, None)
+            text[r.choice(spellings)] = value
+    if r.random() < 0.9:
+        text["q_lora_rank"] = None
+    if r.random() < 0.8:
+        text["first_k_dense_replace"] = min(text["first_k_dense_replace"], layers)
+    # Stacked, the tensors have names that nobody publishes.
+    case.save_original_format = True
+    taken = r.choice([[True, False], [True, False], [True, False], [True], [False]])
+    attends = [r.choice(taken) for _ in range(layers)]
+    number = lambda kind: [index + 1 for index in range(layers) if attends[index] == kind]
+    sizes = {"num_heads": r.choice([1, 2, 3, 4]), "head_dim": r.choice([4, 7, 8, 16, 24, 32, 40])}
+    sizes["short_conv_kernel_size"] = r.choice([4, 4, 1, 2, 3, 5])
+    text["linear_attn_config"] = sizes | {"kda_layers": number(False), "full_attn_layers": number(True)}
+    form = r.choice(["lists", "lists", "both", "types", "flat"])
+    if form != "lists":
+        text["layer_types"] = ["full_attention" if full else "linear_attention" for full in attends]
+    if form in ("types", "flat"):
+        del text["linear_attn_config"]["kda_layers"], text["linear_attn_config"]["full_attn_layers"]
+    if form == "flat":
+        sizes = text.pop("linear_attn_config")
+        text["linear_num_heads"], text["linear_head_dim"] = sizes["num_heads"], sizes["head_dim"]
+        text["linear_conv_kernel_dim"] = sizes["short_conv_kernel_size"]
+    if r.random() < 0.3:
+        dense = text["first_k_dense_replace"]
+        text["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+        if r.random() < 0.5:
+            del text["first_k_dense_replace"]
+    if r.random() < 0.9:
+        text["tie_word_embeddings"] = False
+
+
+def ling(case: Case, r: random.Random) -> None:
+    """Which layers mix how, the decay's kind, and the published names of what experts have."""
+    if case.architecture != "bailing_hybrid":
+        return
+    text, layers = case.text, case.text["num_hidden_layers"]
+    names = {
+        "n_routed_experts": ["num_experts", "num_experts", "num_local_experts"],
+        "num_experts_per_tok": ["num_experts_per_tok", "num_experts_per_tok", "num_experts_per_token"],
+        "n_shared_experts": ["num_shared_experts", "num_shared_experts", "n_shared_experts"],
+    }
+    for name, spellings in names.items():
+        if name in text:
+            value = text.pop(name)
+            for spelling in spellings:
+                text.pop(spelling, None)
+            text[r.choice(spellings)] = value
+    case.save_original_format = True
+    text["num_nextn_predict_layers"] = 0
+    text["moe_shared_expert_intermediate_size"] = text["moe_intermediate_size"]
+    text["head_dim"] = r.choice([4, 7, 8, 16, 24, 32, 40])
+    text["short_conv_kernel_size"] = r.choice([4, 4, 1, 2, 3, 5])
+    text["kda_lower_bound"] = r.choice([-5.0, -5, -1.0, -20.0])
+    text["kda_safe_gate"] = r.random() < 0.9
+    text["layer_group_size"] = r.choice([size for size in (1, 2, 3, 4, 5, 6) if layers % size == 0 or r.random() < 0.1])
+    if r.random() < 0.3:
+        text["layer_types"] = [r.choice(["full_attention", "linear_attention"]) for _ in range(layers)]
+    if r.random() < 0.3:
+        dense = text["first_k_dense_replace"]
+        text["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+    if r.random() < 0.9:
+        text["tie_word_embeddings"] = False
 
 
 def short_convolutions(case: Case, r: random.Random) -> None:
@@ -405,6 +487,8 @@ OPTIONS = {
     "sparse_layers": sparse_layers,
     "experts_beside_mlps": experts_beside_mlps,
     "sigmoid_experts": sigmoid_experts,
+    "kimi_delta": kimi_delta,
+    "ling": ling,
     "short_convolutions": short_convolutions,
     "mamba": mamba,
     "one_part_layers": one_part_layers,

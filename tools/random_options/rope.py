@@ -19,6 +19,10 @@ def option(case: Case, r: random.Random) -> None:
         return
     for key in NESTED:
         text.pop(key, None)
+    if case.architecture == "kimi_linear":
+        # Nothing is rotated.
+        text["rope_theta"] = r.choice([10000.0, 500.0])
+        return
     if case.architecture in ("gemma4", "gemma4_moe", "gemma4_small"):
         proportional(text, r)
         return

@@ -72,7 +72,7 @@ def in_f32(case: Case) -> None:
         for key in ("dtype", "torch_dtype"):
             part.pop(key, None)
     case.text["dtype"] = "float32"
-    if case.architecture in ("glm4_moe_lite", "deepseek_v3", "deepseek_v2"):
+    if case.architecture in ("glm4_moe_lite", "deepseek_v3", "deepseek_v2", "kimi_linear", "bailing_hybrid"):
         # Of the norms of compressed queries and latents, other readers take the model's, transformers always this one.
         case.text["rms_norm_eps"] = 1e-6
     if case.architecture == "gpt_oss":

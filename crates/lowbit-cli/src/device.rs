@@ -191,7 +191,6 @@ impl DeviceOptions {
     }
 
     /// The same with the device of this name, as `--device` has it.
-    #[cfg(feature = "serve")]
     pub fn named(&self, name: &str) -> Result<Self, String> {
         let named = Named::parse(name)?;
         match GPUS.iter().find(|(gpu, _)| *gpu == named.kind) {

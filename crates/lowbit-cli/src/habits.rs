@@ -2,6 +2,7 @@
 //! with what to type here.
 
 mod classes;
+mod drafts;
 mod instead;
 mod reasons;
 #[cfg(feature = "serve")]

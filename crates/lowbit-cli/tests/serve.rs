@@ -201,6 +201,10 @@ fn a_server_that_cannot_start_says_why_at_once() {
     std::fs::write(&keys, "# none\n").unwrap();
     assert!(refused(&["serve", "--api-key-file", keys.to_str().unwrap()]).ends_with("keys: has no key\n"));
     assert!(refused(&["serve", "--tools", "x.json"]).contains("clients name their tools"));
+    assert_eq!(
+        refused(&["serve", "--port", "0", "--kv-events", "udp://a:1"]),
+        "error: --kv-events: udp://a:1: tcp://HOST:PORT, tcp://*:PORT or @tcp://HOST:PORT is wanted\n"
+    );
 }
 
 /// Writes a file for `--models` of the demo and of an embedding model beside the file.

@@ -39,6 +39,7 @@ pub mod gpu;
 pub mod inputs;
 mod narrow;
 pub mod panels;
+mod plan;
 mod pool;
 mod quantized;
 /// Reproducible numbers.
@@ -55,6 +56,7 @@ pub use device::{Cpu, Device};
 pub use error::KernelError;
 
 pub use narrow::narrow;
+pub use plan::DevicePlan;
 pub use quantized::QuantizedTensor;
 
 pub use tensor::{Element, Tensor};

@@ -155,6 +155,10 @@ pub struct Stats {
     pub cached_tokens: u64,
     /// Sampled tokens.
     pub completion_tokens: u64,
+    /// Guesses of next tokens that were verified.
+    pub drafted_tokens: u64,
+    /// Those of them that became tokens.
+    pub accepted_tokens: u64,
     /// Tokens that were computed once more after a preemption.
     pub recomputed_tokens: u64,
     /// Steps.

@@ -4,7 +4,7 @@ use crate::model::ModelRunner;
 use crate::pooled::PooledRunner;
 use crate::runner::{BLOCK, Runner, Sizes};
 use crate::scheduler::{Scheduler, check_size, longest};
-use crate::{Backend, Dropped, EngineError, EngineOptions, Handle, Request, Sink, Stats, Turn};
+use crate::{Backend, CacheEvents, Dropped, EngineError, EngineOptions, Handle, Request, Sink, Stats, Turn};
 use lowbit_kernels::Device;
 use lowbit_models::Model;
 use std::any::Any;
@@ -90,7 +90,7 @@ impl Engine {
     /// [`EngineError::Thread`]; [`EngineError::Model`] when a device fails. A model without an
     /// output layer starts: it has turns, and refuses requests.
     pub fn start(model: Model, options: EngineOptions) -> Result<Self, EngineError> {
-        let runner = ModelRunner::new(model)?;
+        let runner = ModelRunner::new(model, options.guesses.clone())?;
         match runner.model.device() {
             Device::Cpu(_) => Self::launch(runner.clone(), runner, options),
             Device::Gpu(_) => {
@@ -99,6 +99,14 @@ impl Engine {
                 Self::launch(pooled, runner, options)
             }
         }
+    }
+
+    /// The same with all caches in a pool, as on a GPU.
+    #[cfg(test)]
+    pub(crate) fn start_pooled(model: Model, mut options: EngineOptions) -> Result<Self, EngineError> {
+        let runner = ModelRunner::new(model, options.guesses.clone())?;
+        let pooled = PooledRunner::new(runner.clone(), &mut options)?;
+        Self::launch(pooled, runner, options)
     }
 
     fn launch<R: Runner + Send + 'static>(
@@ -122,10 +130,12 @@ impl Engine {
         let (control, messages) = channel();
         let thread = std::thread::Builder::new().name("lowbit-engine".into());
         let (context, limits, theirs) = (runner.context(), options.clone(), shared.clone());
+        let cache_events = options.cache_events.clone();
         let run = move || {
             let scheduler = Scheduler::new(owned, context, limits, Box::new(move || start.elapsed()));
             let turns = VecDeque::new();
-            Thread { scheduler, shared: theirs, messages, seen: 0, turns, stopped: false }.run();
+            Thread { scheduler, shared: theirs, messages, seen: 0, turns, cache_events, stopped: false }
+                .run();
         };
         let thread = thread.spawn(run).map_err(|error| EngineError::Thread(Arc::new(error)))?;
         Ok(Self { runner, sizes, options, start, shared, control, thread: Some(thread) })
@@ -221,6 +231,7 @@ struct Thread<R: Runner> {
     /// [`Shared::seen`].
     seen: u64,
     turns: VecDeque<Asked>,
+    cache_events: Option<CacheEvents>,
     /// True once all that runs was ended.
     stopped: bool,
 }
@@ -310,7 +321,11 @@ impl<R: Runner> Thread<R> {
         }
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        let events = self.scheduler.take_cache_events();
+        if let Some(sink) = self.cache_events.as_ref().filter(|_| !events.is_empty()) {
+            sink.tell(events);
+        }
         let (stats, queued) = (self.scheduler.stats(), self.scheduler.queued());
         let mut shared = lock(&self.shared);
         (shared.stats, shared.queued, shared.seen) = (stats, queued, self.seen);

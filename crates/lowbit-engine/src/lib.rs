@@ -14,8 +14,10 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod cache_events;
 mod engine;
 mod error;
+mod guesses;
 mod model;
 mod options;
 mod pooled;
@@ -27,11 +29,15 @@ mod sequence;
 mod store;
 
 pub use backend::{Backend, Dropped, Handle, Stats, Turn};
+pub use cache_events::{CacheEvent, CacheEvents};
 pub use engine::Engine;
 pub use error::EngineError;
+pub use guesses::Guesses;
 pub use options::EngineOptions;
 pub use request::{Event, Request, Sink, Times, Usage};
 
 // Parts of requests and events.
 pub use lowbit_kernels::ops::SampleParams;
-pub use lowbit_models::{Constraint, Finish, GenerationOptions, Grammar, Logprob, TokenLogprobs};
+pub use lowbit_models::{
+    Constraint, Drafter, Finish, GenerationOptions, Grammar, Logprob, Predictor, TokenLogprobs,
+};

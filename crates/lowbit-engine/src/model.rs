@@ -1,28 +1,39 @@
 //! The model behind the scheduler.
 
-use crate::runner::{Drawing, Outcome, Part, Row, Runner, Sampled, Sizes};
-use crate::{EngineError, Request};
+use crate::runner::{Drawing, GuessLimits, Outcome, Part, Ran, Row, Runner, Sampled, Sizes};
+use crate::{EngineError, Guesses, Request};
 use lowbit_kernels::ops::{Drawn, LogitBias};
 use lowbit_kernels::{KernelError, Tensor};
-use lowbit_models::{Cache, CacheSize, Logits, Mark, Model, ModelError, Sequence, Steps, TokenLogprobs};
+use lowbit_models::{
+    Cache, CacheSize, DraftPass, Drafter, Logits, Mark, Model, ModelError, Sequence, Steps, TokenLogprobs,
+};
 use std::sync::Arc;
 
 /// A model, whose errors are sorted into those of requests and those of the device.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelRunner {
     pub(crate) model: Model,
+    pub(crate) guesses: Option<Guesses>,
     sizes: Sizes,
 }
 
 impl ModelRunner {
-    pub(crate) fn new(model: Model) -> Result<Self, EngineError> {
+    pub(crate) fn new(model: Model, guesses: Option<Guesses>) -> Result<Self, EngineError> {
         let size = model.cache_size().map_err(failed)?;
-        let CacheSize { per_token, windowed, window, fixed, granule, .. } = size;
+        let CacheSize { mut per_token, mut windowed, mut window, fixed, granule, .. } = size;
+        if let Some(guesses) = &guesses {
+            // Tokens that are taken back must not have displaced others.
+            (per_token, windowed, window) = (size.whole_per_token(), 0, 0);
+            let of_layer = guesses.predictor().map(|layer| layer.cache_size(model.device()));
+            let of_layer = of_layer.transpose().map_err(|error| failed(error.into()))?;
+            // Counted as if kept caches had it, too.
+            per_token += of_layer.map_or(0, |size| size.per_token);
+        }
         // A mark has a window's rows alone, and is counted as if it had the room beside them.
         let mark = fixed.saturating_add(windowed.saturating_mul(window));
         let marks = usize::MAX;
         let sizes = Sizes { per_token, windowed, window, states: mark, fixed, mark, marks, granule };
-        Ok(Self { model, sizes })
+        Ok(Self { model, guesses, sizes })
     }
 
     /// The model's context.
@@ -70,16 +81,6 @@ impl ModelRunner {
         let id = id.map_err(|error| self.undrawn(sampler.tokens, error))?;
         sampler.tokens += 1;
         let ends = sampler.stop_ids.contains(&id) || sampler.steps.accept(id).map_err(failed)?;
-        self.sampled((id, ends), logits)
-    }
-
-    /// A drawn token, which may end the reply, with the log-probabilities of as many others by
-    /// these logits.
-    pub(crate) fn sampled(
-        &self,
-        (id, ends): (u32, bool),
-        logits: Option<(&Tensor, usize)>,
-    ) -> Result<Sampled, EngineError> {
         let logprobs = logits.map(|(logits, count)| {
             let row = logits.to_device(self.model.host())?;
             Ok(TokenLogprobs::new(row.as_slice::<f32>()?, id, count))
@@ -105,7 +106,9 @@ impl ModelRunner {
     ) -> Result<Vec<Outcome>, EngineError> {
         // All draws are recorded before the host waits for the first. Grammars say what may be
         // drawn while a GPU still runs the pass.
-        let mut drawn = vec![];
+        let (mut drawing, mut drawn) = (drawing.collect::<Vec<_>>(), vec![]);
+        let samplers = drawing.iter_mut().map(|(_, sampler, _)| &mut sampler.steps);
+        Steps::find_allowed(samplers, self.model.host());
         for (index, sampler, logprobs) in drawing {
             let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
             let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
@@ -121,6 +124,69 @@ impl ModelRunner {
             of_row(self.taken(sampler, id, logprobs.map(|count| (&logits, count))))
         });
         drawn.collect()
+    }
+
+    /// The guesses after a row's text.
+    fn drafts(&self, row: &mut Row<'_, Self>) -> Result<Vec<u32>, EngineError> {
+        let Some(drafter) = row.sampler.drafter.as_mut().filter(|_| row.samples) else { return Ok(vec![]) };
+        drafted(&self.model, &mut **drafter, row.text, row.guesses).map_err(|error| self.sorted(error))
+    }
+
+    /// Runs rows with these guesses after them.
+    fn verify(&self, rows: &mut [Row<'_, Self>], drafts: &[Vec<u32>]) -> Result<Vec<Ran>, EngineError> {
+        let wants_states = rows.iter().any(|row| row.sampler.wants_states());
+        let last = rows.iter().map(|row| row.text.last().copied());
+        let tokens: Vec<Vec<u32>> = last
+            .zip(drafts)
+            .map(|(last, drafts)| last.into_iter().chain(drafts.iter().copied()).collect())
+            .collect();
+        let batch = rows.iter_mut().zip(&tokens).map(|(row, tokens)| Sequence { tokens, cache: row.cache });
+        let pass = self.model.forward_drafts(&mut batch.collect::<Vec<_>>(), wants_states);
+        let mut pass = pass.map_err(|error| self.sorted(error))?;
+        let each = rows.iter_mut().zip(&tokens).enumerate();
+        each.map(|(index, (row, tokens))| self.settle(row, tokens, (&mut pass, index))).collect()
+    }
+
+    /// Draws what follows the tokens of a row, each as long as it is the next one, and keeps these.
+    fn settle(
+        &self,
+        row: &mut Row<'_, Self>,
+        tokens: &[u32],
+        (pass, index): (&mut DraftPass, usize),
+    ) -> Result<Ran, EngineError> {
+        let mut ran = Ran { drawn: vec![], drafted: tokens.len() - 1 };
+        let mut goes_on = row.samples;
+        while goes_on {
+            let at = ran.drawn.len();
+            let logits = pass.logits(index, at).map_err(|error| self.sorted(error.into()))?;
+            let id = self.sample(row.sampler, &logits).and_then(|drawn| Ok(drawn.wait()?));
+            let drawn = of_row(self.taken(row.sampler, id, row.logprobs.map(|count| (&logits, count))))?;
+            let came_true = |drawn: &Sampled| !drawn.ends && tokens.get(at + 1) == Some(&drawn.id);
+            goes_on = drawn.as_ref().is_ok_and(came_true);
+            ran.drawn.push(drawn);
+        }
+        let (position, kept) = (row.text.len() - 1, ran.drawn.len().max(1));
+        let mut settle = || {
+            if let Some(states) = pass.states(index, kept)?
+                && let Some(drafter) = row.sampler.drafter.as_mut().filter(|drafter| drafter.wants_states())
+            {
+                drafter.see(position, &tokens[..kept], &states)?;
+            }
+            Ok(pass.keep(&self.model, row.cache, (index, kept))?)
+        };
+        settle().map_err(|error: ModelError| self.sorted(error))?;
+        Ok(ran)
+    }
+
+    /// Reads a part of one prompt, whose states its drafter wants.
+    fn prefill_seen(&self, part: &mut Part<'_, Self>, wanted: Logits) -> Result<Option<Tensor>, ModelError> {
+        let Part { cache, tokens, sampler, .. } = part;
+        let position = cache.position();
+        let (logits, states) = self.model.forward_with_states(tokens, cache, wanted)?;
+        if let Some(drafter) = &mut sampler.drafter {
+            drafter.see(position, tokens, &states)?;
+        }
+        Ok(logits)
     }
 
     /// A step of a sequence alone: on a GPU its launches are captured once and replayed.
@@ -141,6 +207,22 @@ pub(crate) fn of_row(
     }
 }
 
+/// Up to `most` guesses of ids that the model has.
+pub(crate) fn drafted(
+    model: &Model,
+    drafter: &mut dyn Drafter,
+    text: &[u32],
+    most: usize,
+) -> Result<Vec<u32>, ModelError> {
+    if most == 0 {
+        return Ok(vec![]);
+    }
+    let mut drafts = drafter.draft(text, most)?;
+    let beyond = drafts.iter().position(|&id| id as usize >= model.config().vocab_size);
+    drafts.truncate(beyond.unwrap_or(drafts.len()).min(most));
+    Ok(drafts)
+}
+
 pub(crate) fn failed(error: ModelError) -> EngineError {
     EngineError::Model(Arc::new(error))
 }
@@ -153,6 +235,13 @@ pub(crate) struct Sampler {
     tokens: usize,
     /// [`GenerationOptions::stop_ids`](lowbit_models::GenerationOptions::stop_ids).
     stop_ids: Vec<u32>,
+    drafter: Option<Box<dyn Drafter>>,
+}
+
+impl Sampler {
+    fn wants_states(&self) -> bool {
+        self.drafter.as_ref().is_some_and(|drafter| drafter.wants_states())
+    }
 }
 
 impl Runner for ModelRunner {
@@ -165,7 +254,10 @@ impl Runner for ModelRunner {
     }
 
     fn cache(&self, capacity: usize) -> Result<Cache, EngineError> {
-        let mut cache = self.model.cache();
+        let mut cache = match self.guesses {
+            Some(_) => self.model.cache_that_keeps_all(),
+            None => self.model.cache(),
+        };
         self.make_room(&mut cache, capacity)?;
         Ok(cache)
     }
@@ -210,13 +302,20 @@ impl Runner for ModelRunner {
     fn sampler(&self, request: &Request) -> Result<Sampler, EngineError> {
         let steps = Steps::new(None, &self.model, (&request.prompt, &self.model.cache()), &request.options);
         let steps = steps.map_err(|error| self.sorted(error))?;
-        Ok(Sampler { steps, tokens: request.prompt.len(), stop_ids: request.options.stop_ids.clone() })
+        let (tokens, stop_ids) = (request.prompt.len(), request.options.stop_ids.clone());
+        let drafter = self.guesses.as_ref().map(|guesses| guesses.drafter(&self.model, request));
+        Ok(Sampler { steps, tokens, stop_ids, drafter })
     }
 
     fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         let wanted = Part::logits(parts);
-        let batch = parts.iter_mut().map(|Part { tokens, cache, .. }| Sequence { tokens, cache });
-        let logits = self.model.forward_batch(&mut batch.collect::<Vec<_>>(), wanted);
+        let logits = match &mut *parts {
+            [part] if part.sampler.wants_states() => self.prefill_seen(part, wanted),
+            parts => {
+                let batch = parts.iter_mut().map(|Part { tokens, cache, .. }| Sequence { tokens, cache });
+                self.model.forward_batch(&mut batch.collect::<Vec<_>>(), wanted)
+            }
+        };
         let logits = logits.map_err(|error| self.sorted(error))?;
         for part in &mut *parts {
             let mark = |&place: &usize| Ok((place, part.cache.mark()?));
@@ -226,23 +325,35 @@ impl Runner for ModelRunner {
         self.sample_all(logits.as_ref(), Part::drawing(parts))
     }
 
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
+    fn guess_limits(&self) -> GuessLimits {
+        self.guesses.as_ref().map_or_else(GuessLimits::default, |it| it.limits(self.model.device()))
+    }
+
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Ran>, EngineError> {
+        let drafts = rows.iter_mut().map(|row| self.drafts(row)).collect::<Result<Vec<_>, _>>()?;
+        if drafts.iter().any(|drafts| !drafts.is_empty()) || rows.iter().any(|row| row.sampler.wants_states())
+        {
+            return self.verify(rows, &drafts);
+        }
         // To capture a step takes room for two.
         if let [row @ Row { samples: true, logprobs: None, .. }] = rows
             && row.cache.has_room(2)
         {
-            return Ok(vec![of_row(self.decode_one(row))?]);
+            return Ok(vec![Ran::one(of_row(self.decode_one(row))?)]);
         }
         rows.iter_mut().for_each(|row| self.release(row.sampler));
         let mut batch: Vec<Sequence<'_>> = rows
             .iter_mut()
-            .map(|row| Sequence { tokens: std::slice::from_ref(&row.token), cache: row.cache })
+            .map(|Row { text, cache, .. }| Sequence { tokens: &text[text.len() - 1..], cache })
             .collect();
         let logits = self.model.forward_batch(&mut batch, Logits::Last);
         let logits = logits.map_err(|error| self.sorted(error))?;
+        let samples: Vec<bool> = rows.iter().map(|row| row.samples).collect();
         let drawing = rows.iter_mut().enumerate().filter(|(_, row)| row.samples);
         let drawing = drawing.map(|(index, row)| (index, &mut *row.sampler, row.logprobs));
-        self.sample_all(logits.as_ref(), drawing)
+        let mut drawn = self.sample_all(logits.as_ref(), drawing)?.into_iter();
+        let of_row = |samples| Ran { drawn: drawn.by_ref().take(usize::from(samples)).collect(), drafted: 0 };
+        Ok(samples.into_iter().map(of_row).collect())
     }
 }
 
@@ -259,13 +370,15 @@ mod tests {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name);
             let checkpoint = Checkpoint::open(&folder).unwrap();
             let model = Model::load(&checkpoint, &Device::cpu(Some(1)).unwrap()).unwrap();
-            let runner = ModelRunner::new(model).unwrap();
+            let runner = ModelRunner::new(model, None).unwrap();
+            let mut sampler = runner.sampler(&Request::new(vec![1])).unwrap();
             let sizes = runner.sizes();
             let bytes = |cache: &Cache, tokens| {
                 assert_eq!(cache.size_bytes(), sizes.bytes(sizes.capacity(tokens)), "{name}: {tokens}");
             };
-            let read = |cache: &mut Cache, tokens: &[u32], places: &[usize]| {
-                let mut parts = [Part { cache, tokens, places, marks: vec![], draws: None }];
+            let mut read = |cache: &mut Cache, tokens: &[u32], places: &[usize]| {
+                let (sampler, marks, draws, logprobs) = (&mut sampler, vec![], false, None);
+                let mut parts = [Part { cache, tokens, places, marks, sampler, draws, logprobs }];
                 assert!(runner.prefill(&mut parts).unwrap().is_empty());
                 let [part] = parts;
                 part.marks.into_iter().next().map(|(_, mark)| mark)

@@ -1,3 +1,4 @@
+use crate::{CacheEvents, Guesses};
 use lowbit_kernels::Device;
 use std::time::Duration;
 
@@ -26,6 +27,11 @@ pub struct EngineOptions {
     /// Tokens of a reply for which a request has room when it starts. More room is made as the
     /// reply grows; where the budget is short then, the youngest request gives its caches back.
     pub reply_room: usize,
+    /// The source of guesses of the next tokens, of which a step verifies several; without one each
+    /// step gives a token.
+    pub guesses: Option<Guesses>,
+    /// The receiver of changes of the prefix cache, if any is wanted.
+    pub cache_events: Option<CacheEvents>,
 }
 
 /// [`EngineOptions::cache_bytes`] by default.
@@ -48,6 +54,8 @@ impl EngineOptions {
             prefill_chunk,
             ageing: Duration::from_secs(5),
             reply_room: 512,
+            guesses: None,
+            cache_events: None,
         }
     }
 
@@ -93,9 +101,21 @@ impl EngineOptions {
         Self { ageing, ..self }
     }
 
+    /// With guesses of the next tokens from this source.
+    #[must_use]
+    pub fn with_guesses(self, guesses: Guesses) -> Self {
+        Self { guesses: Some(guesses), ..self }
+    }
+
     /// With room for so many tokens of a reply when it starts (at least one).
     #[must_use]
     pub fn with_reply_room(self, reply_room: usize) -> Self {
         Self { reply_room, ..self }
+    }
+
+    /// With a receiver of changes of the prefix cache.
+    #[must_use]
+    pub fn with_cache_events(self, cache_events: CacheEvents) -> Self {
+        Self { cache_events: Some(cache_events), ..self }
     }
 }

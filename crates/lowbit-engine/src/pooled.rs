@@ -1,12 +1,12 @@
 //! The model behind the scheduler, on a GPU: all caches are in a pool, and a batch is one pass.
 
-use crate::model::{ModelRunner, failed, of_row};
-use crate::runner::{Outcome, Part, Row, Runner, Sampled, Sizes};
-use crate::{EngineError, EngineOptions, Request};
+use crate::model::{ModelRunner, drafted, failed, of_row};
+use crate::runner::{GuessLimits, Outcome, Part, Ran, Row, Runner, Sampled, Sizes};
+use crate::{EngineError, EngineOptions, Guesses, Request};
 use lowbit_kernels::{Device, KernelError, Tensor, ops};
 use lowbit_models::{
-    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, FirstRow, GenerationOptions, LogitRules,
-    ModelError, PoolCache, PoolMark, PoolSequence,
+    BatchDrawn, BatchRow, BatchSteps, CachePool, CacheSize, Drafter, FirstRow, GenerationOptions, LogitRules,
+    ModelError, MtpRow, PoolCache, PoolMark, PoolSequence, Predictor, Verified,
 };
 use std::cell::{RefCell, RefMut};
 
@@ -68,6 +68,8 @@ pub(crate) struct PooledRunner {
     pool: RefCell<CachePool>,
     steps: RefCell<BatchSteps>,
     next_id: RefCell<u64>,
+    /// The layer that guesses, if one does.
+    predictor: Option<Predictor>,
 }
 
 /// A request's sampling.
@@ -79,12 +81,27 @@ pub(crate) struct PooledSampler {
     /// The prompt's length, and all tokens.
     prompt: usize,
     text: Vec<u32>,
+    drafter: Option<Box<dyn Drafter>>,
+    /// The states before tokens that the layer for multi-token prediction has not seen,
+    /// `[m, hidden_size]`, and the position of the first of these tokens.
+    states: Option<(usize, Tensor)>,
+}
+
+impl PooledSampler {
+    fn wants_states(&self) -> bool {
+        self.drafter.as_ref().is_some_and(|drafter| drafter.wants_states())
+    }
 }
 
 impl PooledRunner {
     /// Allocates the pool, and sets the options to what it holds.
     pub(crate) fn new(one: ModelRunner, options: &mut EngineOptions) -> Result<Self, EngineError> {
-        let size = one.model.cache_size().map_err(failed)?;
+        let mut size = one.model.cache_size().map_err(failed)?;
+        let predictor = one.guesses.as_ref().and_then(Guesses::predictor).cloned();
+        if let Some(predictor) = &predictor {
+            let of_layer = predictor.cache_size(one.model.device()).map_err(|error| failed(error.into()))?;
+            size.per_token += of_layer.per_token;
+        }
         let counts = [options.max_running.max(1), options.prefill_chunk.max(ops::PAGE_TOKENS)];
         let parts = Parts::of(&size, options.cache_bytes, counts);
         let per_token = page_tokens(&size);
@@ -102,12 +119,17 @@ impl PooledRunner {
         let context = sizes.fitting(one.context(), options.cache_bytes);
         let Parts { slots, marks, pages, window_pages } = parts;
         let pool = CachePool::with_window_pages(&one.model, [pages, slots, marks], window_pages);
+        let pool = match &predictor {
+            Some(predictor) => pool.and_then(|pool| pool.with_predictor(&one.model, predictor)),
+            None => pool,
+        };
         let pool = pool.map_err(failed)?;
         let window = GenerationOptions::default().repetition_context;
         let steps = BatchSteps::new(&one.model, parts.slots, context, window);
         let steps = steps.map_err(|error| failed(error.into()))?;
         options.max_running = parts.slots.min(steps.capacity());
-        Ok(Self { one, sizes, context, pool: pool.into(), steps: steps.into(), next_id: 0.into() })
+        let (pool, steps, next_id) = (pool.into(), steps.into(), 0.into());
+        Ok(Self { one, sizes, context, pool, steps, next_id, predictor })
     }
 
     fn full(&self) -> EngineError {
@@ -115,17 +137,13 @@ impl PooledRunner {
     }
 
     /// The token that was drawn for a text.
-    fn taken(
-        &self,
-        sampler: &mut PooledSampler,
-        id: Result<u32, ModelError>,
-        logits: Option<(&Tensor, usize)>,
-    ) -> Result<Sampled, EngineError> {
+    fn taken(&self, sampler: &mut PooledSampler, drawn: BatchDrawn) -> Result<Sampled, EngineError> {
         let PooledSampler { options, rules, text, .. } = sampler;
+        let BatchDrawn { id, logprobs } = drawn;
         let id = id.map_err(|error| self.one.undrawn(text.len(), error))?;
         text.push(id);
         let ends = options.stop_ids.contains(&id) || rules.accept(id).map_err(failed)?;
-        self.one.sampled((id, ends), logits)
+        Ok(Sampled { id, logprobs, ends })
     }
 
     fn kernel(&self, error: KernelError) -> EngineError {
@@ -143,6 +161,85 @@ impl PooledRunner {
         Ok(steps)
     }
 
+    /// The guesses after the rows' texts.
+    fn drafts(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Vec<u32>>, EngineError> {
+        let Some(predictor) = &self.predictor else {
+            return rows.iter_mut().map(|row| self.drafts_of(row)).collect();
+        };
+        let mut drafts = vec![vec![]; rows.len()];
+        if rows.iter().all(|row| row.guesses == 0) {
+            return Ok(drafts);
+        }
+        let (mut places, mut known) = (vec![], vec![]);
+        for (place, row) in rows.iter_mut().enumerate() {
+            let states = row.sampler.states.take().filter(|(at, it)| at + it.dim(0) == row.text.len());
+            if let Some((_, states)) = states.filter(|_| row.samples) {
+                places.push(place);
+                known.push(MtpRow { cache: &*row.cache, text: row.text, states, most: row.guesses });
+            }
+        }
+        let guesses = predictor.guess_in(&self.one.model, &mut self.pool.borrow_mut(), &known);
+        let guesses = guesses.map_err(|error| self.one.sorted(error))?;
+        places.into_iter().zip(guesses).for_each(|(place, guesses)| drafts[place] = guesses);
+        Ok(drafts)
+    }
+
+    /// The guesses of a row's own drafter.
+    fn drafts_of(&self, row: &mut Row<'_, Self>) -> Result<Vec<u32>, EngineError> {
+        let Some(drafter) = row.sampler.drafter.as_mut().filter(|_| row.samples) else { return Ok(vec![]) };
+        let drafts = drafted(&self.one.model, &mut **drafter, row.text, row.guesses);
+        drafts.map_err(|error| self.one.sorted(error))
+    }
+
+    /// Runs rows with these guesses after them.
+    fn verify(&self, rows: &mut [Row<'_, Self>], drafts: &[Vec<u32>]) -> Result<Vec<Ran>, EngineError> {
+        let wants_states = self.wants_states(rows);
+        let (mut steps, model) = (self.steps(widest(rows))?, &self.one.model);
+        let mut batch: Vec<BatchRow<'_>> = rows.iter_mut().map(batch_row).collect();
+        let pool = &mut self.pool.borrow_mut();
+        let verified = steps.verify(model, pool, (&mut batch, drafts), wants_states);
+        let verified = verified.map_err(|error| self.one.sorted(error))?;
+        drop(batch);
+        let (mut first, mut all) = (0, vec![]);
+        for ((row, drafts), drawn) in rows.iter_mut().zip(drafts).zip(verified.drawn) {
+            if let Some(states) = &verified.states {
+                let kept = drawn.len().max(1);
+                let states = states.rows(first, first + kept).map_err(|error| self.kernel(error))?;
+                self.seen(row, &drafts[..kept - 1], &states)?;
+            }
+            first += 1 + drafts.len();
+            let drawn = drawn.into_iter().map(|verified| of_row(self.settled(row, verified)));
+            all.push(Ran { drawn: drawn.collect::<Result<_, _>>()?, drafted: drafts.len() });
+        }
+        Ok(all)
+    }
+
+    /// True if something that guesses reads the states of this step.
+    fn wants_states(&self, rows: &[Row<'_, Self>]) -> bool {
+        let guesses = self.predictor.is_some() && rows.iter().any(|row| row.guesses > 0);
+        guesses || rows.iter().any(|row| row.sampler.wants_states())
+    }
+
+    /// Tells what guesses the states of a row's token and of the guesses that stay.
+    fn seen(&self, row: &mut Row<'_, Self>, guesses: &[u32], states: &Tensor) -> Result<(), EngineError> {
+        if self.predictor.is_some() {
+            row.sampler.states = Some((row.text.len(), states.clone()));
+        }
+        let drafter = row.sampler.drafter.as_mut().filter(|drafter| drafter.wants_states());
+        let (Some(drafter), Some((&last, before))) = (drafter, row.text.split_last()) else { return Ok(()) };
+        let tokens = [&[last], guesses].concat();
+        drafter.see(before.len(), &tokens, states).map_err(|error| self.one.sorted(error))
+    }
+
+    /// A token that was verified, which rules have taken.
+    fn settled(&self, row: &mut Row<'_, Self>, verified: Verified) -> Result<Sampled, EngineError> {
+        let Verified { id, logprobs, ends } = verified;
+        let text = &mut row.sampler.text;
+        let id = id.map_err(|error| self.one.undrawn(text.len(), error))?;
+        text.push(id);
+        Ok(Sampled { id, logprobs, ends })
+    }
+
     /// Draws the first tokens of the parts that end their prompts, from the logits of all parts.
     fn first(&self, logits: Tensor, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
         let mut drawing: Vec<_> = Part::drawing(parts).collect();
@@ -151,15 +248,38 @@ impl PooledRunner {
         let mut rows = vec![];
         for (row, sampler, logprobs) in &mut drawing {
             let PooledSampler { options, rules, text, .. } = &mut **sampler;
-            let (row, keeps_logits) = (*row, logprobs.is_some());
-            rows.push(FirstRow { row, text, options, rules: Some(rules), keeps_logits });
+            let (row, logprobs) = (*row, *logprobs);
+            rows.push(FirstRow { row, text, options, rules: Some(rules), logprobs });
         }
         let drawn = steps.first(logits, &mut rows).map_err(|error| self.one.sorted(error))?;
         let results = drawing.into_iter().zip(drawn);
-        let results = results.map(|((_, sampler, logprobs), drawn)| {
-            of_row(self.taken(sampler, drawn.id, drawn.logits.as_ref().zip(logprobs)))
-        });
+        let results = results.map(|((_, sampler, _), drawn)| of_row(self.taken(sampler, drawn)));
         results.collect()
+    }
+}
+
+/// The state before a part's first token, if it is known.
+fn state_before(part: &mut Part<'_, PooledRunner>) -> Option<Tensor> {
+    let (at, state) = part.sampler.states.take()?;
+    (at == part.cache.position() && state.dim(0) == 1).then_some(state)
+}
+
+/// The longest window of these rows' penalties.
+fn widest(rows: &[Row<'_, PooledRunner>]) -> usize {
+    rows.iter().map(|row| row.sampler.options.repetition_context).max().unwrap_or(0)
+}
+
+fn batch_row<'a>(row: &'a mut Row<'_, PooledRunner>) -> BatchRow<'a> {
+    let PooledSampler { id, options, rules, prompt, .. } = &mut *row.sampler;
+    BatchRow {
+        id: *id,
+        sampled: (row.text.len() - *prompt) as u32,
+        text: row.text,
+        cache: row.cache,
+        options,
+        rules: Some(rules),
+        draws: row.samples,
+        logprobs: row.logprobs.filter(|_| row.samples),
     }
 }
 
@@ -233,7 +353,9 @@ impl Runner for PooledRunner {
         let mut next = self.next_id.borrow_mut();
         *next += 1;
         let (prompt, text) = (request.prompt.len(), request.prompt.clone());
-        Ok(PooledSampler { id: *next, options, rules, prompt, text })
+        let guesses = self.one.guesses.as_ref().filter(|_| self.predictor.is_none());
+        let drafter = guesses.map(|guesses| guesses.drafter(&self.one.model, request));
+        Ok(PooledSampler { id: *next, options, rules, prompt, text, drafter, states: None })
     }
 
     fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
@@ -243,11 +365,17 @@ impl Runner for PooledRunner {
         let reserved =
             |part: &Part<'_, Self>| part.places.iter().map_while(|&at| pool.mark_at(at).ok()).collect();
         let marks: Vec<Vec<PoolMark>> = parts.iter().map(reserved).collect();
+        let mut before: Vec<Option<Tensor>> = parts.iter_mut().map(state_before).collect();
         let mut batch = vec![];
         for (Part { tokens, cache, .. }, marks) in parts.iter_mut().zip(&marks) {
             batch.push(PoolSequence { tokens, cache, marks });
         }
-        let logits = model.forward_batch_in(&mut pool, &mut batch, wanted);
+        let predictor = self.predictor.as_ref().map(|predictor| (predictor, &mut before[..]));
+        let logits = model.forward_batch_predicting(&mut pool, &mut batch, wanted, predictor);
+        drop(batch);
+        for (part, state) in parts.iter_mut().zip(before) {
+            part.sampler.states = state.map(|state| (part.cache.position(), state));
+        }
         for (part, marks) in parts.iter_mut().zip(marks) {
             part.marks = marks.into_iter().map(|mark| (mark.position(), mark)).collect();
         }
@@ -262,76 +390,35 @@ impl Runner for PooledRunner {
     }
 
     fn compilations(&self) -> usize {
-        match self.one.model.device() {
+        let compilations = match self.one.model.device() {
             Device::Gpu(gpu) => gpu.compilations(),
             Device::Cpu(_) => 0,
-        }
+        };
+        compilations + self.steps.borrow().captures()
     }
 
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
-        let widest = rows.iter().map(|row| row.sampler.options.repetition_context).max().unwrap_or(0);
-        let (mut steps, model) = (self.steps(widest)?, &self.one.model);
-        let mut batch: Vec<BatchRow<'_>> = rows
-            .iter_mut()
-            .map(|row| {
-                let PooledSampler { id, options, rules, prompt, text } = &mut *row.sampler;
-                let text = &text[..=row.cache.position()];
-                BatchRow {
-                    id: *id,
-                    sampled: (text.len() - *prompt) as u32,
-                    text,
-                    cache: row.cache,
-                    options,
-                    rules: Some(rules),
-                    draws: row.samples,
-                    keeps_logits: row.samples && row.logprobs.is_some(),
-                }
-            })
-            .collect();
+    fn guess_limits(&self) -> GuessLimits {
+        self.one.guess_limits()
+    }
+
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Ran>, EngineError> {
+        let drafts = self.drafts(rows)?;
+        if drafts.iter().any(|drafts| !drafts.is_empty()) || self.wants_states(rows) {
+            return self.verify(rows, &drafts);
+        }
+        let (mut steps, model) = (self.steps(widest(rows))?, &self.one.model);
+        let mut batch: Vec<BatchRow<'_>> = rows.iter_mut().map(batch_row).collect();
         let drawn = steps.step(model, &mut self.pool.borrow_mut(), &mut batch);
         let drawn = drawn.map_err(|error| self.one.sorted(error))?;
         drop(batch);
-        let drawing = rows.iter_mut().filter(|row| row.samples);
-        let taken = |(row, drawn): (&mut Row<'_, Self>, BatchDrawn)| {
-            of_row(self.taken(row.sampler, drawn.id, drawn.logits.as_ref().zip(row.logprobs)))
+        let mut drawn = drawn.into_iter();
+        let ran = |row: &mut Row<'_, Self>| {
+            let Some(drawn) = row.samples.then(|| drawn.next()).flatten() else { return Ok(Ran::default()) };
+            of_row(self.taken(row.sampler, drawn)).map(Ran::one)
         };
-        drawing.zip(drawn).map(taken).collect()
+        rows.iter_mut().map(ran).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_budget_is_cut_into_states_and_pages() {
-        let size = |per_token, fixed| {
-            let mut size = CacheSize::default();
-            (size.per_token, size.fixed, size.widest) = (per_token, fixed, 1024);
-            size
-        };
-        // 9B: 32 KiB a token, 50 MiB of states; 48 GiB hold what the budget says, less a fifth.
-        let (token, states) = (32 << 10, 50 << 20);
-        let parts = Parts::of(&size(token, states), 48 << 30, [64, 4096]);
-        let some = |slots, marks, pages| Parts { slots, marks, pages, window_pages: 0 };
-        assert_eq!(parts, some(64, 196, 18_050));
-        let bytes = (parts.slots + 1 + parts.marks) * states + (parts.pages + 1) * 64 * token;
-        assert!(bytes <= 48 << 30 && bytes + 64 * token > 48 << 30);
-        // A small budget runs fewer; one that is far too small runs none of any length.
-        let of = |size: CacheSize, bytes| Parts::of(&size, bytes, [64, 4096]);
-        assert_eq!(of(size(token, states), 1 << 30), some(5, 4, 261));
-        assert_eq!(of(size(token, states), 1 << 20), some(1, 0, 0));
-        // Attention alone takes all for pages, as many as 32 bits count elements of.
-        assert_eq!(of(size(token, 0), 4 << 30), some(64, 0, 2047));
-        assert_eq!(of(size(token, 0), 1 << 50).pages, 65_534);
-        // Gemma 4 31B: 50 layers of 16 KiB a token that keep 18 pages for windows of 1,024, and
-        // 10 of 8 KiB that keep all.
-        let mut windowed = size(80 << 10, 0);
-        (windowed.windowed, windowed.window) = (800 << 10, 1344);
-        let parts = of(windowed, 48 << 30);
-        let window_pages = parts.slots * 20 + parts.marks * 18 + 64;
-        assert_eq!(parts, Parts { slots: 12, marks: 10, pages: 4789, window_pages });
-        let bytes = ((parts.pages + 1) * (80 << 10) + (window_pages + 20) * (800 << 10)) * 64;
-        assert!(bytes <= 48 << 30 && bytes + 64 * (80 << 10) > 48 << 30, "{bytes}");
-    }
-}
+mod tests;

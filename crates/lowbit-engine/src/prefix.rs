@@ -1,6 +1,9 @@
 //! The texts that are cached, and how far: a tree over blocks of token ids.
 
+mod log;
+
 use crate::runner::BLOCK;
+use log::{Log, name_of};
 use std::collections::HashMap;
 
 /// A text with a cache, which a running request owns or the store keeps.
@@ -16,6 +19,7 @@ pub(crate) struct PrefixTree {
     free: Vec<usize>,
     /// Each holder's nodes, from the root's child on.
     paths: HashMap<HolderId, Vec<usize>>,
+    log: Option<Log>,
 }
 
 #[derive(Debug, Default)]
@@ -25,6 +29,10 @@ struct Node {
     children: HashMap<Box<[u32]>, usize>,
     holders: Vec<HolderId>,
     marked: Vec<HolderId>,
+    /// The name of the prefix in a log's events.
+    name: u64,
+    /// Marks here and below, if a log wants to know: without any, nothing is entered here.
+    marks: usize,
 }
 
 /// The part of a text that the tree has.
@@ -39,7 +47,7 @@ pub(crate) struct Found {
 
 impl Default for PrefixTree {
     fn default() -> Self {
-        Self { nodes: vec![Node::default()], free: vec![], paths: HashMap::new() }
+        Self { nodes: vec![Node::default()], free: vec![], paths: HashMap::new(), log: None }
     }
 }
 
@@ -69,14 +77,21 @@ impl PrefixTree {
     /// had.
     pub(crate) fn extend(&mut self, holder: HolderId, ids: &[u32]) {
         let mut path = self.paths.remove(&holder).unwrap_or_default();
+        let mut new = vec![];
         for block in ids.chunks_exact(BLOCK).skip(path.len()) {
             let parent = path.last().copied().unwrap_or(0);
             let node = match self.nodes[parent].children.get(block) {
                 Some(&node) => node,
-                None => self.add(parent, block),
+                None => {
+                    new.push(self.add(parent, block));
+                    new[new.len() - 1]
+                }
             };
             self.nodes[node].holders.push(holder);
             path.push(node);
+        }
+        if self.logs(false) {
+            self.log_stored(&new);
         }
         if !path.is_empty() {
             self.paths.insert(holder, path);
@@ -84,7 +99,8 @@ impl PrefixTree {
     }
 
     fn add(&mut self, parent: usize, block: &[u32]) -> usize {
-        let node = Node { parent, block: block.into(), ..Node::default() };
+        let name = self.log.as_ref().map_or(0, |_| name_of(self.nodes[parent].name, block));
+        let node = Node { parent, block: block.into(), name, ..Node::default() };
         let index = match self.free.pop() {
             Some(index) => {
                 self.nodes[index] = node;
@@ -101,18 +117,28 @@ impl PrefixTree {
 
     /// `holder` now has the states after `tokens` tokens, too, which its path reaches.
     pub(crate) fn mark(&mut self, holder: HolderId, tokens: usize) {
-        if let Some(node) = self.node(holder, tokens)
-            && !self.nodes[node].marked.contains(&holder)
-        {
-            self.nodes[node].marked.push(holder);
+        let Some(node) = self.node(holder, tokens) else { return };
+        if self.nodes[node].marked.contains(&holder) {
+            return;
+        }
+        self.nodes[node].marked.push(holder);
+        if self.logs(true) {
+            let path = self.paths[&holder][..tokens / BLOCK].to_vec();
+            path.iter().for_each(|&node| self.nodes[node].marks += 1);
+            let known = path.iter().take_while(|&&node| self.nodes[node].marks > 1).count();
+            self.log_stored(&path[known..]);
         }
     }
 
     /// `holder` dropped the states after `tokens` tokens.
     pub(crate) fn unmark(&mut self, holder: HolderId, tokens: usize) {
-        if let Some(node) = self.node(holder, tokens) {
-            self.nodes[node].marked.retain(|&other| other != holder);
-        }
+        let Some(node) = self.node(holder, tokens) else { return };
+        let marked = &mut self.nodes[node].marked;
+        let Some(place) = marked.iter().position(|&other| other == holder) else { return };
+        marked.remove(place);
+        let mut gone = vec![];
+        self.lost_mark(node, &mut gone);
+        self.log_removed(gone);
     }
 
     fn node(&self, holder: HolderId, tokens: usize) -> Option<usize> {
@@ -122,18 +148,25 @@ impl PrefixTree {
     /// `holder` keeps its first `tokens` tokens alone.
     pub(crate) fn truncate(&mut self, holder: HolderId, tokens: usize) {
         let Some(mut path) = self.paths.remove(&holder) else { return };
+        let mut gone = vec![];
         while path.len() > tokens / BLOCK {
             let Some(node) = path.pop() else { break };
-            let Node { parent, block, holders, marked, .. } = &mut self.nodes[node];
+            let Node { holders, marked, .. } = &mut self.nodes[node];
             holders.retain(|&other| other != holder);
-            marked.retain(|&other| other != holder);
+            if let Some(place) = marked.iter().position(|&other| other == holder) {
+                marked.remove(place);
+                self.lost_mark(node, &mut gone);
+            }
+            let Node { parent, block, holders, name, .. } = &mut self.nodes[node];
             if holders.is_empty() {
                 // Nobody has what follows, either.
-                let (parent, block) = (*parent, std::mem::take(block));
+                let (parent, block, name) = (*parent, std::mem::take(block), *name);
                 self.nodes[parent].children.remove(&block);
                 self.free.push(node);
+                gone.extend(self.logs(false).then_some(name));
             }
         }
+        self.log_removed(gone);
         if !path.is_empty() {
             self.paths.insert(holder, path);
         }

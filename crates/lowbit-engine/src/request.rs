@@ -124,12 +124,16 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Sampled tokens, the stop id included, as vLLM and llama-server count.
     pub completion_tokens: usize,
+    /// Guesses that were verified, if the engine [guesses](crate::EngineOptions::guesses).
+    pub drafted_tokens: usize,
+    /// Those of them that became tokens.
+    pub accepted_tokens: usize,
 }
 
 impl Usage {
     /// These counts: for implementations of [`Backend`](crate::Backend) other than the engine.
     pub fn new(prompt_tokens: usize, cached_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, cached_tokens, completion_tokens }
+        Self { prompt_tokens, cached_tokens, completion_tokens, drafted_tokens: 0, accepted_tokens: 0 }
     }
 }
 

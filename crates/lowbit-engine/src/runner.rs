@@ -68,12 +68,42 @@ pub(crate) struct Sampled {
 pub(crate) struct Row<'a, R: Runner + ?Sized> {
     pub cache: &'a mut R::Cache,
     pub sampler: &'a mut R::Sampler,
-    /// The token that runs.
-    pub token: u32,
+    /// All tokens up to the one that runs.
+    pub text: &'a [u32],
     /// True if the next token is sampled; otherwise it is known already.
     pub samples: bool,
     /// [`Request::logprobs`].
     pub logprobs: Option<usize>,
+    /// The most tokens that may be guessed and verified, for which there is room.
+    pub guesses: usize,
+}
+
+/// The guesses that steps may have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GuessLimits {
+    /// Of a row; 0 where nothing guesses.
+    pub most: usize,
+    /// The rows of a step with guesses.
+    pub rows: usize,
+    /// True if there are as many as there may be, whatever they give.
+    pub fixed: bool,
+}
+
+/// The results of a row.
+#[derive(Debug, Default)]
+pub(crate) struct Ran {
+    /// The tokens drawn: none where nothing is sampled, else one, and one more for each guess that
+    /// came true. An error is the last.
+    pub drawn: Vec<Outcome>,
+    /// Guesses that were verified.
+    pub drafted: usize,
+}
+
+impl Ran {
+    /// Of a row without guesses that samples.
+    pub(crate) fn one(drawn: Outcome) -> Self {
+        Self { drawn: vec![drawn], drafted: 0 }
+    }
 }
 
 /// A part of a prompt, in a pass with parts of others.
@@ -85,15 +115,18 @@ pub(crate) struct Part<'a, R: Runner + ?Sized> {
     pub places: &'a [usize],
     /// The states at these places, from the pass on; fewer without memory for them.
     pub marks: Vec<(usize, R::Mark)>,
-    /// At the prompt's end: what draws the first token, and [`Request::logprobs`].
-    pub draws: Option<(&'a mut R::Sampler, Option<usize>)>,
+    pub sampler: &'a mut R::Sampler,
+    /// True at the prompt's end: the first token is drawn.
+    pub draws: bool,
+    /// [`Request::logprobs`].
+    pub logprobs: Option<usize>,
 }
 
 impl<R: Runner> Part<'_, R> {
     /// The logits that a pass of these parts has to compute: where one draws, those of all their
     /// last tokens.
     pub(crate) fn logits(parts: &[Self]) -> Logits {
-        match parts.iter().any(|part| part.draws.is_some()) {
+        match parts.iter().any(|part| part.draws) {
             true => Logits::Last,
             false => Logits::None,
         }
@@ -101,9 +134,8 @@ impl<R: Runner> Part<'_, R> {
 
     /// Those that draw.
     pub(crate) fn drawing(parts: &mut [Self]) -> impl Iterator<Item = Drawing<'_, R::Sampler>> {
-        parts.iter_mut().enumerate().filter_map(|(index, part)| {
-            part.draws.as_mut().map(|(sampler, logprobs)| (index, &mut **sampler, *logprobs))
-        })
+        let drawing = parts.iter_mut().enumerate().filter(|(_, part)| part.draws);
+        drawing.map(|(index, part)| (index, &mut *part.sampler, part.logprobs))
     }
 }
 
@@ -173,13 +205,19 @@ pub(crate) trait Runner {
     /// order.
     fn prefill(&self, parts: &mut [Part<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
 
-    /// Kernels compiled so far: a pass that compiles one takes longer than others like it.
+    /// Kernels compiled and steps captured so far: a pass that does either takes longer than others
+    /// like it.
     fn compilations(&self) -> usize {
         0
     }
 
-    /// Runs a token of each row; a result for each row that samples, in order.
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError>;
+    /// The guesses that there may be.
+    fn guess_limits(&self) -> GuessLimits {
+        GuessLimits::default()
+    }
+
+    /// Runs a token of each row, and the guesses after it that came true.
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Ran>, EngineError>;
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A request on its way through the scheduler.
 
 use crate::runner::{Runner, Sampled, Sizes};
+use crate::scheduler::Share;
 use crate::store::Held;
 use crate::{EngineError, Event, Finish, Request, Sink, Times, Usage};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,6 +26,11 @@ pub(crate) struct Sequence<R: Runner> {
     pub cached: usize,
     /// Prompt tokens that the caller knows to be done.
     pub told: usize,
+    /// The share of its guesses that come true.
+    pub share: Share,
+    /// Guesses that were verified, and those of them that came true.
+    pub drafted: usize,
+    pub accepted: usize,
     /// True once the caller wants no more events.
     pub is_cancelled: bool,
     pub submitted: Duration,
@@ -56,6 +62,9 @@ impl<R: Runner> Sequence<R> {
             preemptions: 0,
             cached: 0,
             told: 0,
+            share: Share::default(),
+            drafted: 0,
+            accepted: 0,
             is_cancelled: false,
             submitted: now,
             started: None,
@@ -130,6 +139,8 @@ impl<R: Runner> Sequence<R> {
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: self.cached,
             completion_tokens: self.sampled(),
+            drafted_tokens: self.drafted,
+            accepted_tokens: self.accepted,
         };
         let started = self.started.unwrap_or(now);
         let first = self.first.unwrap_or(now);

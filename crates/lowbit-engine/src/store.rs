@@ -64,8 +64,10 @@ pub(crate) struct Store<R: Runner> {
 }
 
 impl<R: Runner> Store<R> {
-    pub(crate) fn new(sizes: Sizes) -> Self {
-        Self { sizes, tree: PrefixTree::default(), kept: HashMap::new(), bytes: 0, next: 0 }
+    /// With a tree that logs its changes, if `logs`.
+    pub(crate) fn new(sizes: Sizes, logs: bool) -> Self {
+        let tree = if logs { PrefixTree::logging(sizes.states > 0) } else { PrefixTree::default() };
+        Self { sizes, tree, kept: HashMap::new(), bytes: 0, next: 0 }
     }
 
     /// A name for a new cache.
@@ -149,7 +151,9 @@ impl<R: Runner> Store<R> {
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        *self = Self { next: self.next, ..Self::new(self.sizes) };
+        self.tree.clear();
+        self.kept.clear();
+        self.bytes = 0;
     }
 
     /// The places of a prompt at which the states are worth keeping, in order: its last multiples

@@ -6,9 +6,10 @@
 mod device;
 mod support;
 
-use lowbit_engine::{Backend, Request};
+use lowbit_engine::{Backend, Guesses, Predictor, Request};
 use lowbit_formats::FloatType;
-use lowbit_models::{Model, Target};
+use lowbit_models::{Model, Script, Target};
+use std::collections::HashMap;
 use support::{alone, ask, ids, options, patient, settle, start};
 
 /// Models of attention alone, with states, and with windows.
@@ -57,6 +58,41 @@ fn a_prompt_seen_before_is_entered_where_it_was_left() {
             let answer = asked.answer();
             assert_eq!((answer.cached, answer.logprobs.len()), (128, 6), "{name}");
             assert_eq!(answer.tokens, alone(&model, request).0, "{name}");
+        }
+    }
+}
+
+/// Passes over guesses are captured and replayed, and so are the moves of states behind them.
+#[test]
+fn guesses_change_no_reply() {
+    for name in MODELS {
+        let model = small(name);
+        let request = |seed: u32| {
+            let prompt = ids(&model, seed, 20 + 30 * seed as usize);
+            Request::new(prompt).with_options(options(seed.into(), 12))
+        };
+        let requests: Vec<_> = (0..3).map(request).collect();
+        let mut texts = HashMap::new();
+        for request in &requests {
+            let text = [&request.prompt[..], &alone(&model, request).0].concat();
+            texts.insert(request.prompt.clone(), text);
+        }
+        let script =
+            Guesses::of_drafters(move |request| Box::new(Script::new(texts[&request.prompt].clone(), 0.7)));
+        let mut sources = vec![script];
+        if name == "qwen3_5" {
+            let checkpoint = support::checkpoint(name);
+            sources.push(Guesses::mtp(Predictor::load(&checkpoint, &model).unwrap()));
+        }
+        for guesses in sources {
+            let engine = start(&model, patient(&model).with_guesses(guesses.with_fixed_pace()));
+            let asked: Vec<_> = requests.iter().map(|request| ask(&engine, request.clone())).collect();
+            for (asked, request) in asked.into_iter().zip(&requests) {
+                assert_eq!(asked.answer().tokens, alone(&model, request).0, "{name}");
+            }
+            settle(&engine);
+            let stats = engine.stats();
+            assert!(stats.drafted_tokens > 0 && stats.running_bytes == 0, "{name}: {stats:?}");
         }
     }
 }

@@ -175,19 +175,24 @@ fn t31_preempted_requests_write_what_they_would_have_written() {
         let size = model.cache_size().unwrap();
         // Three start, and one of them has room to grow.
         let budget = 3 * size.bytes(256) + (size.bytes(512) - size.bytes(256));
-        let options = patient(&model).with_cache_bytes(budget).with_reply_room(1);
-        let engine = start(&model, options);
         let request = |index: u32| {
             let length = 180 + 10 * index as usize;
             Request::new(ids(&model, index, length)).with_options(support::options(index.into(), 120))
         };
-        let asked: Vec<_> = (0..3).map(|index| ask(&engine, request(index))).collect();
-        for (index, asked) in asked.into_iter().enumerate() {
-            let expected = alone(&model, &request(index as u32)).0;
-            assert_eq!(asked.answer().tokens, expected, "{name}: {index}");
-        }
-        let stats = engine.stats();
-        assert!(stats.preempted > 0 && stats.recomputed_tokens > 0, "{name}: {stats:?}");
+        let expected: Vec<_> = (0..3).map(|index| alone(&model, &request(index)).0).collect();
+        // On a busy machine the last may come when the first has grown: then it waits instead.
+        let preempts = |_| {
+            let options = patient(&model).with_cache_bytes(budget).with_reply_room(1);
+            let engine = start(&model, options);
+            let asked: Vec<_> = (0..3).map(|index| ask(&engine, request(index))).collect();
+            for (index, asked) in asked.into_iter().enumerate() {
+                assert_eq!(asked.answer().tokens, expected[index], "{name}: {index}");
+            }
+            let stats = engine.stats();
+            assert_eq!(stats.preempted > 0, stats.recomputed_tokens > 0, "{name}: {stats:?}");
+            stats.preempted > 0
+        };
+        assert!((0..20).any(preempts), "{name}");
     }
 }
 

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lowbit_formats::{DType, Format, FormatError};
+use lowbit_formats::{Component, DType, Format, FormatError};
 
 use crate::{Contents, FileError};
 
@@ -11,7 +11,8 @@ pub enum Stored {
     /// One little-endian element per value: everything in safetensors, and GGUF's floats and
     /// integers.
     Plain(DType),
-    /// GGML blocks along the innermost dimension.
+    /// GGML blocks along the innermost dimension. [`Format::Fp4`], which is NVFP4 times a float per
+    /// matrix, has its components one after the other.
     Blocks(Format),
 }
 
@@ -45,6 +46,22 @@ impl TensorView {
     /// Values in the tensor. (The product cannot overflow: it was checked when the file was read.)
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// The components of a weight in `format`, which [`Self::stored`] says.
+    ///
+    /// # Errors
+    /// Those of [`Format::components`].
+    pub fn components(&self, format: Format) -> Result<Vec<Contents>, FormatError> {
+        let (&k, rows) = self.shape.split_last().unwrap_or((&1, &[]));
+        let rows: usize = rows.iter().product();
+        let mut start = 0;
+        let part = |component: Component| {
+            let range = start..start + rows * component.row_bytes();
+            start = range.end;
+            self.bytes.slice(range)
+        };
+        Ok(format.components(k)?.into_iter().map(part).collect())
     }
 
     /// Gives the memory of the bytes back to the system, which reads them from the file again when

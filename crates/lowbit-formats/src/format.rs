@@ -303,7 +303,7 @@ impl Format {
 
 /// f16's greatest number. A block with a greater value is refused if that value comes back as less
 /// than half of itself. Below it no encoder's sums overflow; f16 scales become 0 for tiny values as
-/// in the peers, and `nvfp4` ends at 2688 as in MLX.
+/// in the peers, and `nvfp4` and NVFP4 end at 2688 as in MLX and ggml.
 const OUTLIER: f32 = 65504.0;
 
 /// Appends rows of `k` values to `components`. The error is the index of a value that would be

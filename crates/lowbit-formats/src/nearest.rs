@@ -1,7 +1,7 @@
 //! The scales of a GGML block that are nearest to given numbers. Learning rounds to them in each
 //! step.
 
-use crate::{BlockScales, E8M0, Format, Minifloat, Scales};
+use crate::{BlockScales, E4M3, E8M0, Format, Minifloat, Scales};
 use half::f16;
 
 /// The largest number is tried as this many of the greatest integers of either sign.
@@ -47,7 +47,17 @@ impl Format {
                     sub_minima: minima.integers,
                 }
             }
-            Scales::One | Scales::E4M3 => panic!("{self} has no blocks"),
+            Scales::E4M3 => {
+                let mut nearest = *previous;
+                let groups = self.block() / self.scheme().group_size().unwrap_or(1);
+                for (code, &scale) in nearest.sub_scales[..groups].iter_mut().zip(scales) {
+                    let distance = |code: i8| (E4M3::decode(code as u8) - scale).abs();
+                    let nearer = (0..0x7f).min_by(|&a, &b| distance(a).total_cmp(&distance(b)));
+                    *code = nearer.unwrap_or(*code);
+                }
+                nearest
+            }
+            Scales::One => panic!("{self} has no blocks"),
         }
     }
 }

@@ -8,6 +8,9 @@ use half::f16;
 /// format.
 pub const MAX_RUN: usize = 256;
 
+/// Values per superblock.
+const SUPERBLOCK: usize = 256;
+
 /// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a
 /// group's scale and bias are stored as these fields say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +41,24 @@ impl Scheme {
         matches!(self.scales, Scales::Group { biased: true, .. } | Scales::SuperWithMinima { .. })
     }
 
+    /// Bytes of the codes, the scales and the biases of `values` values of a row when blocks are
+    /// taken apart, as GPUs and panels have them: a biased sub-block of 16 has its scale and
+    /// minimum in one byte. `values` is a whole number of groups and of superblocks.
+    pub fn bytes(&self, values: usize) -> [usize; 3] {
+        let groups = self.group_size().map_or(0, |size| values / size);
+        let superblocks = values / SUPERBLOCK;
+        let [scales, biases] = match self.scales {
+            Scales::One => [0, 0],
+            Scales::E8M0 { .. } | Scales::E4M3 => [groups, 0],
+            Scales::Group { float, biased: false, .. } => [groups * float.size(), 0],
+            Scales::Group { float, biased: true, .. } => [groups * float.size(); 2],
+            Scales::Super { .. } => [groups, superblocks * 2],
+            Scales::SuperWithMinima { size: 16 } => [groups, superblocks * 4],
+            Scales::SuperWithMinima { .. } => [groups * 2, superblocks * 4],
+        };
+        [values / 8 * self.bits, scales, biases]
+    }
+
     /// The value of each code before it is scaled; 0 for bytes that are not codes. `None` for plain
     /// floats, whose codes are the values.
     pub fn code_values(&self) -> Option<[f32; 256]> {
@@ -61,7 +82,8 @@ impl Scheme {
         let mut products = Products::default();
         let Products { scales, biases } = &mut products;
         match self.scales {
-            Scales::One | Scales::E4M3 => {}
+            Scales::One => {}
+            Scales::E4M3 => *scales = block.sub_scales.map(|code| E4M3::decode(code as u8)),
             Scales::E8M0 { .. } => scales[0] = E8M0::decode(block.scale as u8),
             Scales::Group { biased, .. } => (scales[0], biases[0]) = (scale, if biased { min } else { 0.0 }),
             Scales::Super { size } | Scales::SuperWithMinima { size } => {
@@ -218,7 +240,8 @@ pub struct BlockScales {
     pub scale: u16,
     /// The bits of an f16: a biased group's bias, or the factor of `sub_minima`.
     pub min: u16,
-    /// One integer per sub-block; a superblock of 8 sub-blocks has the first 8.
+    /// One integer per sub-block, with [`Scales::E4M3`] its e4m3 code; a superblock of 8 sub-blocks
+    /// has the first 8.
     pub sub_scales: [i8; 16],
     /// One integer per sub-block.
     pub sub_minima: [i8; 16],

@@ -27,7 +27,9 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use lowbit_device::{Cpu, Device, Element, KernelError, QuantizedTensor, Tensor, bench, gpu, simd};
+pub use lowbit_device::{
+    Cpu, Device, DevicePlan, Element, KernelError, QuantizedTensor, Tensor, bench, gpu, simd,
+};
 // Tiles of bf16 keep x there.
 #[cfg(any(test, target_arch = "x86_64"))]
 use lowbit_device::buffer;

@@ -1,14 +1,19 @@
 //! Decode steps of many sequences at once.
 
 mod first;
+mod logprobs;
+mod verify;
 
 pub use first::FirstRow;
+pub use verify::{Verification, Verified};
 
 use crate::layers::Step;
-use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache};
+use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache, TokenLogprobs};
+use logprobs::Logprobs;
 use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeBatch, PAGE_TOKENS, SampleKind, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
+use verify::DraftBatch;
 
 /// The numbers of rows that steps are captured for. Rows without a sequence fill them up.
 const BUCKETS: [usize; 12] = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256];
@@ -34,6 +39,10 @@ pub struct BatchSteps {
     cu_seqlens: Tensor,
     /// The last one ran last.
     passes: Vec<Ran>,
+    /// Rows of guesses, once there were some.
+    drafts: Option<DraftBatch>,
+    /// Steps captured so far.
+    captures: usize,
 }
 
 /// A sequence, for one step.
@@ -53,8 +62,9 @@ pub struct BatchRow<'a> {
     pub rules: Option<&'a mut LogitRules>,
     /// True if the next token is drawn; otherwise the caller knows it.
     pub draws: bool,
-    /// True if the logits are wanted as the model gave them.
-    pub keeps_logits: bool,
+    /// The count of the likeliest tokens whose log-probabilities are wanted beside that of the one
+    /// that is drawn, if they are: by the logits as the model gave them.
+    pub logprobs: Option<usize>,
 }
 
 /// The result of a row.
@@ -62,8 +72,8 @@ pub struct BatchRow<'a> {
 pub struct BatchDrawn {
     /// The token drawn, or the error of this row alone.
     pub id: Result<u32, ModelError>,
-    /// f32 `[1, vocab_size]`, if they were asked for.
-    pub logits: Option<Tensor>,
+    /// The log-probabilities, if they were asked for.
+    pub logprobs: Option<TokenLogprobs>,
 }
 
 /// The sequence that has a row, and what the device knows of it.
@@ -117,6 +127,8 @@ impl BatchSteps {
             slots: zeros(&[rows])?,
             cu_seqlens: Tensor::new(&offsets, &[rows + 1], device)?,
             passes: vec![],
+            drafts: None,
+            captures: 0,
         })
     }
 
@@ -128,6 +140,11 @@ impl BatchSteps {
     /// The most last tokens that penalties look at.
     pub fn window(&self) -> usize {
         self.state.window()
+    }
+
+    /// Steps captured so far, each of which has taken longer than its replays.
+    pub fn captures(&self) -> usize {
+        self.captures
     }
 
     /// The most sequences.
@@ -176,33 +193,41 @@ impl BatchSteps {
         }
         let kind = self.state.kind(0..count).coarse();
         let changes = |row: &BatchRow<'_>| row.rules.as_ref().is_some_and(|rules| !rules.is_empty());
-        let apart = rows.iter().any(|row| row.draws && (changes(row) || row.keeps_logits));
+        let apart = rows.iter().any(|row| row.draws && changes(row));
+        let top = rows.iter().filter(|row| row.draws).filter_map(|row| row.logprobs).max();
         let mut ran = self.forward(model, pool, count, (!apart).then_some(kind))?;
-        let mut kept: Vec<_> = rows.iter().map(|_| Ok(None)).collect();
+        let mut changed: Vec<_> = rows.iter().map(|_| Ok(())).collect();
+        let given = match apart {
+            // Rows are changed in place.
+            true => top.map(|_| copy_of(&ran.logits)).transpose()?,
+            false => None,
+        };
         if apart {
-            for ((row, &place), kept) in
-                rows.iter_mut().zip(&places).zip(&mut kept).filter(|((row, _), _)| row.draws)
+            let drawing = rows.iter_mut().filter(|row| row.draws);
+            LogitRules::find_allowed(drawing.filter_map(|row| row.rules.as_deref_mut()), model.host());
+            for ((row, &place), changed) in
+                rows.iter_mut().zip(&places).zip(&mut changed).filter(|((row, _), _)| row.draws)
             {
-                let changes = (row.rules.as_deref_mut(), row.keeps_logits);
-                *kept = changed(changes, place, &mut ran.logits);
+                *changed = change(row.rules.as_deref_mut(), place, &mut ran.logits);
             }
             ops::sample_rows(&ran.logits, &mut self.state, kind)?;
         }
+        let tokens = self.state.tokens().rows(0, count)?;
+        let logprobs = Logprobs::new(given.as_ref().unwrap_or(&ran.logits), &tokens, top)?;
         self.keep(ran);
         let mut drawn: Vec<_> = self.state.drawn(0..count)?.wait()?.into_iter().map(Some).collect();
+        let logprobs = logprobs.wait()?;
         let mut results = vec![];
-        for ((row, &place), kept) in rows.iter_mut().zip(&places).zip(kept) {
+        for ((row, &place), changed) in rows.iter_mut().zip(&places).zip(changed) {
             row.cache.advance(1);
             let id = drawn[place].take().unwrap_or(Ok(0)).map_err(ModelError::from);
-            let (id, logits) = match kept {
-                Ok(logits) => (id, logits),
-                Err(error) => (Err(error), None),
-            };
+            let id = changed.and(id);
             let next = id.as_ref().ok().filter(|_| row.draws);
             let next = next.map(|&id| (id, row.cache.position(), row.sampled + 1));
             self.rows[place].iter_mut().for_each(|occupant| occupant.next = next);
             if row.draws {
-                results.push(BatchDrawn { id, logits });
+                let logprobs = logprobs.of(place, &id, row.logprobs);
+                results.push(BatchDrawn { id, logprobs });
             }
         }
         Ok(results)
@@ -283,12 +308,8 @@ impl BatchSteps {
             ran.captured.as_ref().map_or(Ok(()), |captured| captured.pass.replay())?;
             return Ok(ran);
         }
-        let Device::Gpu(gpu) = model.device() else {
-            let logits = self.record(model, pool, (count, kind))?;
-            return Ok(Ran { rows: count, kind, logits, captured: None });
-        };
         let mut runs = vec![];
-        let pass = gpu.capture(|| {
+        let pass = model.device().capture(|| {
             runs.push(self.record(model, pool, (count, kind))?);
             Ok(())
         });
@@ -296,12 +317,13 @@ impl BatchSteps {
         // for that one, which keeps all its activations, the next step tries again.
         let mut runs = runs.into_iter();
         let (logits, pass) = match (runs.next(), pass) {
-            (Some(logits), pass) => (logits, pass.ok()),
+            (Some(logits), pass) => (logits, pass.ok().flatten()),
             (None, pass) => {
                 return Err(pass.err().unwrap_or_else(|| unreachable!("a capture runs its work")));
             }
         };
         let captured = pass.map(|pass| Captured { pass, logits: runs.next() });
+        self.captures += usize::from(captured.is_some());
         Ok(Ran { rows: count, kind, logits, captured })
     }
 
@@ -338,24 +360,21 @@ impl BatchSteps {
     }
 }
 
-/// Changes a row's logits as its rules say. Returns them as they were, if they are wanted.
-fn changed(
-    (rules, keeps_logits): (Option<&mut LogitRules>, bool),
-    place: usize,
-    logits: &mut Tensor,
-) -> Result<Option<Tensor>, ModelError> {
-    let kept = keeps_logits.then(|| copy_of(logits, place)).transpose()?;
+/// Changes a row's logits as its rules say.
+fn change(rules: Option<&mut LogitRules>, place: usize, logits: &mut Tensor) -> Result<(), ModelError> {
     if let Some(rules) = rules.filter(|rules| !rules.is_empty()) {
         let changed = rules.apply(&logits.rows(place, place + 1)?)?;
         ops::copy_rows(&changed, 0, logits, place)?;
     }
-    Ok(kept)
+    Ok(())
 }
 
-/// A row of its own memory.
-fn copy_of(logits: &Tensor, row: usize) -> Result<Tensor, KernelError> {
-    let mut copy = Tensor::allocate(&[1, logits.dim(1)], logits.dtype(), logits.device())?;
-    ops::copy_rows(logits, row, &mut copy, 0)?;
+/// Logits with memory of their own.
+fn copy_of(logits: &Tensor) -> Result<Tensor, KernelError> {
+    let mut copy = Tensor::allocate(logits.shape(), logits.dtype(), logits.device())?;
+    for row in 0..logits.dim(0) {
+        ops::copy_rows(logits, row, &mut copy, row)?;
+    }
     Ok(copy)
 }
 

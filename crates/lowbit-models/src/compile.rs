@@ -6,8 +6,8 @@ use crate::{
     Script, Session, Speculation, Target,
 };
 use lowbit_files::{Checkpoint, Pooling};
+use lowbit_kernels::KernelError;
 use lowbit_kernels::ops::{PAGE_TOKENS, SampleParams};
-use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
 impl Model {
@@ -23,19 +23,13 @@ impl Model {
     /// As [`Self::load_for`]; those of `work`;
     /// [`KernelError::Kernel`](lowbit_kernels::KernelError::Kernel) for a kernel that does not
     /// compile.
-    // A build without a device has no GPU to go on with.
-    #[cfg_attr(
-        not(any(feature = "cuda", feature = "vulkan", feature = "metal")),
-        allow(unreachable_code, unused_variables, unused_mut)
-    )]
     pub fn load_compiled(
         checkpoint: &Checkpoint,
         target: Target,
         work: impl FnOnce(&Self) -> Result<(), ModelError> + Send,
         progress: impl FnMut(usize, usize) + Send,
     ) -> Result<Self, ModelError> {
-        let Device::Gpu(gpu) = &target.device else { return Self::load_for(checkpoint, target) };
-        let dry_run = gpu.dry_run();
+        let Some(dry_run) = target.device.dry_run() else { return Self::load_for(checkpoint, target) };
         let dry_target = target.on(dry_run.device());
         std::thread::scope(|scope| {
             let compile = move || {
@@ -97,10 +91,56 @@ pub fn dry_batches(model: &Model, rows: usize, options: &GenerationOptions) -> R
                 options,
                 rules: None,
                 draws: true,
-                keeps_logits: false,
+                logprobs: None,
             };
             let mut rows: Vec<_> = caches.iter_mut().take(count).enumerate().map(row).collect();
             steps.step(model, &mut pool, &mut rows)?;
+            caches.iter_mut().take(count).try_for_each(|cache| pool.go_back(cache, 0, None))?;
+        }
+    }
+    Ok(())
+}
+
+/// For [`Model::load_compiled`]: steps of up to `rows` sequences with up to `most` guesses after
+/// each token, in at most 64 rows, as an engine that guesses runs them besides.
+///
+/// # Errors
+/// As [`BatchSteps::verify`].
+pub fn dry_guesses(
+    model: &Model,
+    (rows, most): (usize, usize),
+    options: &GenerationOptions,
+) -> Result<(), ModelError> {
+    if model.config().headless {
+        return Ok(());
+    }
+    let limit = model.config().max_position_embeddings;
+    let window = options.repetition_context.min(limit);
+    let options = GenerationOptions { grammar: None, ..options.clone() }
+        .with_repetition_context(window)
+        .with_stop_ids(vec![]);
+    let mut steps = BatchSteps::new(model, rows.min(32), limit, window)?;
+    let mut pool = CachePool::new(model, steps.capacity(), steps.capacity(), 0)?;
+    let mut caches = vec![];
+    while let Some(mut cache) = pool.cache()? {
+        pool.make_room(&mut cache, 1 + most);
+        caches.push(cache);
+    }
+    for count in BatchSteps::buckets(steps.capacity()) {
+        for guesses in (1..=most).filter(|&guesses| count * (1 + guesses) <= 64 && guesses < limit) {
+            let row = |(id, cache)| BatchRow {
+                id: id as u64,
+                cache,
+                text: &[0],
+                sampled: 0,
+                options: &options,
+                rules: None,
+                draws: true,
+                logprobs: None,
+            };
+            let mut rows: Vec<_> = caches.iter_mut().take(count).enumerate().map(row).collect();
+            let drafts = vec![vec![0; guesses]; count];
+            steps.verify(model, &mut pool, (&mut rows, &drafts), false)?;
             caches.iter_mut().take(count).try_for_each(|cache| pool.go_back(cache, 0, None))?;
         }
     }
@@ -134,7 +174,7 @@ fn dry_prompts(
         }];
         if let Some(logits) = model.forward_batch_in(pool, batch, Logits::Last)? {
             for options in options {
-                let row = FirstRow { row: 0, text: &[0], options, rules: None, keeps_logits: false };
+                let row = FirstRow { row: 0, text: &[0], options, rules: None, logprobs: None };
                 steps.first(logits.clone(), &mut [row])?;
             }
         }

@@ -351,8 +351,8 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// `rope_parameters` or `rope_scaling` as a configuration of its own; `None` when it is absent
-    /// or empty.
+    /// `rope_parameters`, `rope_scaling` or `linear_attn_config` as a configuration of its own;
+    /// `None` when it is absent or empty.
     ///
     /// # Errors
     /// [`ModelError::Config`] when it is not an object.
@@ -361,7 +361,9 @@ impl<'a> Config<'a> {
         let Some(value) = text.get(json).filter(|value| !value.is_null()) else { return Ok(None) };
         let section =
             value.as_object().ok_or_else(|| self.refuse(json, &value.to_string(), "an object is wanted"))?;
-        let source = Source::Json { text: section, tables: &[ROPE], wrapper: None, model_type, layout };
+        // Inside a rotary embedding's stand those of each kind of layer.
+        let tables = keys::of_object(json).unwrap_or(&[ROPE]);
+        let source = Source::Json { text: section, tables, wrapper: None, model_type, layout };
         let found = self.found;
         Ok((!section.is_empty()).then(|| Config { path: self.path.clone(), source, found }))
     }

@@ -4,14 +4,9 @@ use lowbit_formats::{DType, FloatType};
 use lowbit_kernels::ops::{
     self, DistillationLoss, DistillationTarget, OutputDistillation, OutputDistillationGradient, TopKTargets,
 };
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
-
-/// Logits that exist at a time, of the student, of the teacher, and their gradients: 64 MB each on
-/// the CPU, 2 GB each on a GPU, whose products want many rows.
-const LOGITS: usize = 1 << 24;
-const GPU_LOGITS: usize = 1 << 29;
 
 /// Distillation of one model into another: the mean over tokens of the Kullback-Leibler divergence
 /// of the student's next-token distribution from the teacher's, see
@@ -277,11 +272,8 @@ fn blocks(model: &Model, x: &Var) -> impl Iterator<Item = Range<usize>> + use<> 
 
 /// Tokens whose logits exist at a time.
 fn block(model: &Model) -> usize {
-    let logits = match model.device() {
-        Device::Cpu(_) => LOGITS,
-        Device::Gpu(_) => GPU_LOGITS,
-    };
-    (logits / model.config().vocab_size.max(1)).max(1)
+    // The student's logits, the teacher's, and their gradients: as many of each.
+    (model.device().plan().floats / model.config().vocab_size.max(1)).max(1)
 }
 
 /// The logits of some rows of what the output layer `head` reads.

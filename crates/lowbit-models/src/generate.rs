@@ -4,21 +4,12 @@ mod steps;
 
 use crate::{Cache, Grammar, Logits, Mark, Model, ModelError, Speculated, Speculation};
 use lowbit_files::GenerationConfig;
+use lowbit_kernels::Tensor;
 use lowbit_kernels::ops::SampleParams;
-use lowbit_kernels::{Device, Tensor};
 pub use rules::LogitRules;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 pub use steps::Steps;
-
-/// Prompt tokens per forward pass.
-pub(crate) fn chunk(device: &Device) -> usize {
-    match device {
-        Device::Cpu(_) => 512,
-        // Large products keep its units busy.
-        Device::Gpu(_) => 4096,
-    }
-}
 
 /// Places that a session remembers at most: each takes the memory of the model's delta nets'
 /// states, and of its windows.
@@ -310,7 +301,7 @@ impl<'m> Session<'m> {
             // the old memory alive.
             self.steps = None;
         }
-        let mut chunks = tokens.chunks(chunk(self.model.device())).peekable();
+        let mut chunks = tokens.chunks(self.model.device().plan().prompt_tokens).peekable();
         let (mut done, mut logits) = (0, None);
         while let Some(chunk) = chunks.next() {
             let wanted = if chunks.peek().is_some() { Logits::None } else { Logits::Last };

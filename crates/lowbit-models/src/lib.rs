@@ -38,10 +38,10 @@ mod target;
 mod warnings;
 mod weights;
 
-pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow};
+pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow, Verification, Verified};
 pub use cache::window::WINDOW_ROLLBACK;
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
-pub use compile::{dry_batches, dry_chat, dry_generation, dry_pooled, dry_speculation};
+pub use compile::{dry_batches, dry_chat, dry_generation, dry_guesses, dry_pooled, dry_speculation};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
@@ -58,7 +58,9 @@ pub use perplexity::{
 };
 pub use pool::{CachePool, PoolCache, PoolMark, PoolSequence};
 pub use pooled::Pooled;
-pub use speculate::{DraftModel, Drafter, Mtp, Ngrams, Predictor, Script, Speculated, Speculation};
+pub use speculate::{
+    DraftModel, DraftPass, Drafter, Mtp, MtpRow, Ngrams, Predictor, Script, Speculated, Speculation,
+};
 pub use target::Target;
 pub use warnings::warnings;
 pub use weights::Weights;

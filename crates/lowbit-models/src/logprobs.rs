@@ -1,5 +1,7 @@
 //! Log-probabilities of tokens.
 
+use lowbit_kernels::ops::RowLogprobs;
+
 /// A token and the natural logarithm of its probability, before temperature, penalties and cuts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
@@ -23,17 +25,14 @@ impl TokenLogprobs {
     /// # Panics
     /// If `id` is not less than `vocab_size`.
     pub fn new(logits: &[f32], id: u32, count: usize) -> Self {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
-        let candidate = |id: u32| Logprob { id, logprob: f64::from(logits[id as usize] - max) - sum.ln() };
-        let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-        let count = count.min(ids.len());
-        let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        if count > 0 && count < ids.len() {
-            ids.select_nth_unstable_by(count - 1, by_logit);
-        }
-        ids.truncate(count);
-        ids.sort_unstable_by(by_logit);
-        Self { token: candidate(id), top: ids.into_iter().map(candidate).collect() }
+        assert!((id as usize) < logits.len(), "token {id} of {}", logits.len());
+        Self::of(id, &RowLogprobs::new(logits, id, count), count)
+    }
+
+    /// Those of token `id` by a row that is the token's, with the `count` likeliest, if it has as
+    /// many.
+    pub(crate) fn of(id: u32, row: &RowLogprobs, count: usize) -> Self {
+        let top = row.top.iter().take(count).map(|&(id, logprob)| Logprob { id, logprob });
+        Self { token: Logprob { id, logprob: row.token }, top: top.collect() }
     }
 }

@@ -157,7 +157,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub(crate) fn forward_with_states(
+    pub fn forward_with_states(
         &self,
         tokens: &[u32],
         cache: &mut Cache,
@@ -215,7 +215,7 @@ impl Model {
         })
     }
 
-    fn hidden(&self, batch: &mut [Sequence<'_>], step: &Step) -> Result<Residual, ModelError> {
+    pub(crate) fn hidden(&self, batch: &mut [Sequence<'_>], step: &Step) -> Result<Residual, ModelError> {
         let tokens: Vec<u32> = batch.iter().flat_map(|sequence| sequence.tokens).copied().collect();
         let ids = Tensor::new(&tokens, &[tokens.len()], self.device())?;
         let mut caches: Vec<&mut Cache> = batch.iter_mut().map(|sequence| &mut *sequence.cache).collect();

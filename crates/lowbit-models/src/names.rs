@@ -75,6 +75,9 @@ pub const KV_B_PROJ: Name<'_> = ("self_attn.kv_b_proj", "attn_kv_b");
 /// latents.
 pub const EMBED_Q: Name<'_> = ("self_attn.embed_q", "attn_k_b");
 pub const UNEMBED_OUT: Name<'_> = ("self_attn.unembed_out", "attn_v_b");
+/// Ling 3's gate for each head's result, and its name of the projection of the results.
+pub const LATENT_GATE: Name<'_> = ("self_attn.g_proj", "attn_gate");
+pub const LATENT_DENSE: Name<'_> = ("self_attn.dense", "attn_output");
 pub const LATENT_ATTENTION: Names = &[
     INPUT_NORM,
     Q_PROJ,
@@ -151,6 +154,37 @@ pub const DT_BIAS: Name<'_> = ("linear_attn.dt_bias", "ssm_dt.bias");
 pub const A_LOG: Name<'_> = ("linear_attn.A_log", "ssm_a");
 pub const DELTA_NET: Names =
     &[IN_PROJ_QKV, IN_PROJ_Z, IN_PROJ_B, IN_PROJ_A, IN_PROJ_BA, OUT_PROJ, DELTA_NORM, CONV1D, DT_BIAS, A_LOG];
+
+/// Kimi Delta Attention, whose projections to q, k, v and back are attention's: a convolution over
+/// each of these,
+pub const Q_CONV: Name<'_> = ("self_attn.q_conv1d.weight", "ssm_conv1d_q.weight");
+pub const K_CONV: Name<'_> = ("self_attn.k_conv1d.weight", "ssm_conv1d_k.weight");
+pub const V_CONV: Name<'_> = ("self_attn.v_conv1d.weight", "ssm_conv1d_v.weight");
+/// the two parts of the projections to the decay's gate and to the output's, beta's,
+pub const F_A_PROJ: Name<'_> = ("self_attn.f_a_proj", "ssm_f_a");
+pub const F_B_PROJ: Name<'_> = ("self_attn.f_b_proj", "ssm_f_b");
+pub const G_A_PROJ: Name<'_> = ("self_attn.g_a_proj", "ssm_g_a");
+pub const G_B_PROJ: Name<'_> = ("self_attn.g_b_proj", "ssm_g_b");
+pub const B_PROJ: Name<'_> = ("self_attn.b_proj", "ssm_beta");
+/// and the decay's parameters and the norm of the result. GGUF stores `-exp(A_log)`.
+pub const KDA_A_LOG: Name<'_> = ("self_attn.A_log", "ssm_a");
+pub const KDA_DT_BIAS: Name<'_> = ("self_attn.dt_bias", "ssm_dt.bias");
+pub const O_NORM: Name<'_> = ("self_attn.o_norm", "ssm_norm");
+pub const KIMI_DELTA: Names = &[
+    K_PROJ,
+    V_PROJ,
+    Q_CONV,
+    K_CONV,
+    V_CONV,
+    F_A_PROJ,
+    F_B_PROJ,
+    G_A_PROJ,
+    G_B_PROJ,
+    B_PROJ,
+    KDA_A_LOG,
+    KDA_DT_BIAS,
+    O_NORM,
+];
 
 /// Mamba-2. The rows of its input's projection are z, x, B, C and steps of time.
 pub const MAMBA_IN: Name<'_> = ("mamba.in_proj", "ssm_in");

@@ -5,7 +5,7 @@ mod windows;
 
 use crate::cache::LayerCache;
 use crate::layers::{PoolSpan, SpanWindow, Step};
-use crate::{Logits, Model, ModelError};
+use crate::{Logits, Model, ModelError, Predictor};
 use lowbit_kernels::ops::PAGE_TOKENS;
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +26,8 @@ pub struct CachePool {
     /// Each layer's states of a sequence that has not begun.
     blank: Vec<LayerCache>,
     has_states: bool,
+    /// Of the layer for multi-token prediction, if the pool has it.
+    predictor: Option<LayerCache>,
 }
 
 /// One sequence's part of a [`CachePool`]. Dropped, its pages and its slot are free again.
@@ -190,7 +192,19 @@ impl CachePool {
             marks: Places::new(marks),
             has_states: blank.iter().any(|layer| layer.states().next().is_some()),
             blank,
+            predictor: None,
         })
+    }
+
+    /// The same, empty as yet, with keys and values of a layer for multi-token prediction in each
+    /// page.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_predictor(self, model: &Model, predictor: &Predictor) -> Result<Self, ModelError> {
+        let device = model.device();
+        let layer = predictor.layer_cache(device)?.in_pool([self.pages.len() + 1, 0, 0], device)?;
+        Ok(Self { predictor: Some(layer), ..self })
     }
 
     /// Pages that no sequence has, of layers that keep the whole text.
@@ -327,6 +341,16 @@ impl CachePool {
     pub(crate) fn layers(&mut self) -> &mut [LayerCache] {
         &mut self.layers
     }
+
+    /// The layer for multi-token prediction.
+    pub(crate) fn predictor(&mut self) -> Result<&mut LayerCache, KernelError> {
+        self.predictor.as_mut().ok_or_else(|| KernelError::Value {
+            op: "guess",
+            operand: "pool",
+            got: "without the layer for multi-token prediction".into(),
+            want: "one that was made with it is wanted".into(),
+        })
+    }
 }
 
 impl Model {
@@ -358,6 +382,22 @@ impl Model {
         batch: &mut [PoolSequence<'_>],
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
+        self.forward_batch_predicting(pool, batch, logits, None)
+    }
+
+    /// The same. A layer for multi-token prediction reads the tokens, too: of the states before
+    /// each sequence's first token, `[1, hidden_size]` where they are known, which then are those
+    /// of its last token.
+    ///
+    /// # Errors
+    /// As [`Self::forward_batch_in`]; [`KernelError::Value`] for a pool without that layer.
+    pub fn forward_batch_predicting(
+        &self,
+        pool: &mut CachePool,
+        batch: &mut [PoolSequence<'_>],
+        logits: Logits,
+        predictor: Option<(&Predictor, &mut [Option<Tensor>])>,
+    ) -> Result<Option<Tensor>, ModelError> {
         self.check_batch(batch.iter().map(|sequence| (sequence.tokens, sequence.cache.position())))?;
         if logits != Logits::None {
             self.check_head()?;
@@ -379,6 +419,10 @@ impl Model {
         let ids: Vec<u32> = ids.copied().collect();
         let ids = Tensor::new(&ids, &[ids.len()], self.device())?;
         let hidden = self.decoder().run_in_pool(&ids, &step, pool.layers())?;
+        if let Some((predictor, before)) = predictor {
+            let states = self.decoder().normed(&hidden)?.into_tensor();
+            predictor.read_in(self, pool, (&ids, &states), (&step, &turns), before)?;
+        }
         for PoolSequence { tokens, cache, marks } in batch {
             for mark in *marks {
                 // A mark that an earlier pass reached stays as it is.

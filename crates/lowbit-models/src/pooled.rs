@@ -4,7 +4,6 @@
 //! Source: sentence-transformers 6.2 `Pooling`, `Dense`; llama.cpp (llama-cpp-python 0.3.36)
 //! `llm_graph_context::build_pooling`.
 
-use crate::generate::chunk;
 use crate::layers::{Residual, Step};
 use crate::{Model, ModelError};
 use lowbit_files::Pooling;
@@ -103,7 +102,7 @@ impl Model {
             return Ok(Some(vec![]));
         }
         self.check_batch(texts.iter().map(|text| (text.tokens, 0)))?;
-        let most = chunk(self.device());
+        let most = self.device().plan().prompt_tokens;
         let mut all = Vec::with_capacity(texts.len());
         while let Some(text) = texts.get(all.len()) {
             let first = all.len();

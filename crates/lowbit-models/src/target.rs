@@ -27,12 +27,9 @@ pub struct Target {
     pub(crate) context: Option<usize>,
 }
 
-/// The type of cached keys and values: f16 where memory is what a step waits for.
+/// The type of cached keys and values.
 fn cache_type(device: &Device, activations: FloatType, exact: bool) -> CacheType {
-    match device {
-        Device::Cpu(_) if !exact => FloatType::F16.into(),
-        _ => activations.into(),
-    }
+    device.plan().cache.filter(|_| !exact).unwrap_or(activations).into()
 }
 
 impl Target {
@@ -127,7 +124,7 @@ pub(crate) struct Placement<'a> {
 impl Placement<'_> {
     /// True if weights are repacked on the CPU, after which their rows cannot be taken apart.
     pub fn repacks(self) -> bool {
-        self.repack && matches!(self.device, Device::Cpu(_))
+        self.repack && !self.device.plan().copies_weights
     }
 
     /// A weight that was read through the map, as products read it.

@@ -29,8 +29,9 @@ pub fn warnings(checkpoint: &Checkpoint) -> Result<Vec<String>, ModelError> {
             listed(&overrides)
         ));
     }
-    if let (Some(method), [_, ..]) = (checkpoint.method(), checkpoint.without_effect()) {
+    if let [_, ..] = checkpoint.without_effect() {
         let kinds = listed(checkpoint.without_effect());
+        let method = checkpoint.method().unwrap_or("NVFP4");
         warnings.push(format!("{path}: {kinds} of {method} without effect: activations are floats"));
     }
     if let (Some(method), 1..) = (checkpoint.method(), checkpoint.expanded()) {

@@ -143,7 +143,7 @@ impl<'a> Weights<'a> {
     /// True if projections of the same experts become one weight, which then has none of the
     /// checkpoint's names.
     pub fn joins_experts(&self) -> bool {
-        matches!(self.device(), Device::Gpu(_)) && self.target.joins_experts
+        self.device().plan().joins_weights && self.target.joins_experts
     }
 
     /// True if there is a tensor of this name.
@@ -326,7 +326,7 @@ impl<'a> Weights<'a> {
         let placement = Placement { device: self.device(), repack: !self.exact };
         let placed = place(placement)?;
         for view in self.read.borrow_mut().drain(..) {
-            if placement.repack || matches!(placement.device, Device::Gpu(_)) {
+            if placement.repack || placement.device.plan().copies_weights {
                 view.release();
             }
         }
@@ -365,8 +365,12 @@ impl<'a> Weights<'a> {
         if !is_stored_as(&view.shape, shape) {
             return Err(self.refuse(&view, format!("{shape:?}")));
         }
-        let component = self.component(format, 0, &view, shape)?;
-        QuantizedTensor::new(format, shape, vec![component]).map_err(|error| self.weight_error(&name, error))
+        let parts = view.components(format).map_err(|error| self.weight_error(&name, error.into()))?;
+        let components = parts.into_iter().enumerate().map(|(index, bytes)| {
+            self.component(format, index, &TensorView { bytes, ..view.clone() }, shape)
+        });
+        let components = components.collect::<Result<_, _>>()?;
+        QuantizedTensor::new(format, shape, components).map_err(|error| self.weight_error(&name, error))
     }
 
     /// A weight in MLX's layout: `weight`, `scales` and perhaps `biases` below `module`.
@@ -451,7 +455,7 @@ impl<'a> Weights<'a> {
         if self.target.outline {
             singles.truncate(1);
         }
-        if matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run()) {
+        if self.device().is_dry_run() {
             // On the host they would be copied.
             singles = singles.iter().map(|one| self.moved(&first, one.clone())).collect::<Result<_, _>>()?;
         }
@@ -523,7 +527,7 @@ impl<'a> Weights<'a> {
 
     /// True if weights are looked at and never computed with.
     pub(crate) fn looks_only(&self) -> bool {
-        self.target.outline || matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run())
+        self.target.outline || self.device().is_dry_run()
     }
 
     /// Refuses tensors that were not asked for, except those whose full name `ignored` accepts.

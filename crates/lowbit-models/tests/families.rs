@@ -1,6 +1,8 @@
-//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 2 and 4, DeepSeek and GLM-4.7-Flash that
-//! peers understand otherwise are refused.
+//! Configurations of Olmo, EXAONE, Hunyuan, MiniMax, Gemma 2 and 4, DeepSeek, GLM-4.7-Flash,
+//! Kimi-Linear and Ling 3 that peers understand otherwise are refused.
 
+use lowbit_files::Checkpoint;
+use lowbit_models::{Config, Outline};
 use serde_json::{Map, Value, json};
 use tiny::{Tiny, logits};
 
@@ -174,6 +176,80 @@ fn layers_of_glm_4_7_without_experts() {
 }
 
 #[test]
+fn kimi_linear() {
+    let plain = changed("kimi_linear", &|_| ()).unwrap();
+    // As transformers writes it.
+    let kinds = json!(["linear_attention", "linear_attention", "full_attention", "linear_attention"]);
+    let flat = |config: &mut Map<String, Value>| {
+        config.remove("linear_attn_config").unwrap();
+        config.insert("linear_num_heads".into(), json!(3));
+        config.insert("linear_head_dim".into(), json!(32));
+        config.insert("layer_types".into(), kinds.clone());
+        for (published, own) in [
+            ("num_experts_per_token", "num_experts_per_tok"),
+            ("moe_renormalize", "norm_topk_prob"),
+            ("num_expert_group", "n_group"),
+            ("num_shared_experts", "n_shared_experts"),
+            ("model_max_length", "max_position_embeddings"),
+        ] {
+            let value = config.remove(published).unwrap();
+            config.insert(own.into(), value);
+        }
+    };
+    assert_eq!(changed("kimi_linear", &flat).unwrap(), plain);
+    for key in ["head_dim", "qk_head_dim", "num_nextn_predict_layers", "rope_theta"] {
+        assert_eq!(changed("kimi_linear", &set(key, json!(77))).unwrap(), plain, "{key}");
+    }
+    let sum = set("moe_renormalize", json!(false));
+    assert_ne!(changed("kimi_linear", &sum).unwrap(), plain);
+    let section = |key: &'static str, value: Value| {
+        move |config: &mut Map<String, Value>| config["linear_attn_config"][key] = value.clone()
+    };
+    let wants = ["linear_attn_config is full_attn_layers [3, 4]", "each layer from 1 to 4 is in one of them"];
+    assert_refused("kimi_linear", &section("full_attn_layers", json!([3, 4])), wants);
+    let other = set("layer_types", json!(vec!["linear_attention"; 4]));
+    assert_refused("kimi_linear", &other, ["linear_attn_config", "layer_types says otherwise"]);
+    let dense = set("mlp_layer_types", json!(["dense", "dense", "sparse", "sparse"]));
+    assert_refused("kimi_linear", &dense, ["first_k_dense_replace is 1", "mlp_layer_types says otherwise"]);
+    for (key, value) in [
+        ("mla_use_nope", json!(false)),
+        ("q_lora_rank", json!(24)),
+        ("moe_router_activation_func", json!("softmax")),
+        ("moe_layer_freq", json!(2)),
+        ("rope_scaling", json!({"type": "yarn", "factor": 4.0})),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        assert_refused("kimi_linear", &set(key, value), [key, "is"]);
+    }
+}
+
+#[test]
+fn ling_3() {
+    let plain = changed("bailing_hybrid", &|_| ()).unwrap();
+    let kinds = json!(["linear_attention", "full_attention", "linear_attention", "full_attention"]);
+    assert_eq!(changed("bailing_hybrid", &set("layer_types", kinds)).unwrap(), plain);
+    for (key, value) in [("kda_lower_bound", json!(-1.0)), ("kda_safe_gate", json!(false))] {
+        assert_ne!(changed("bailing_hybrid", &set(key, value)).unwrap(), plain, "{key}");
+    }
+    let group = set("layer_group_size", json!(3));
+    assert_refused("bailing_hybrid", &group, ["layer_group_size is 3", "the peers disagree"]);
+    let shared = set("moe_shared_expert_intermediate_size", json!(64));
+    assert_refused("bailing_hybrid", &shared, ["moe_shared_expert_intermediate_size is 64", "32"]);
+    let bound = set("kda_lower_bound", json!(1));
+    assert_refused("bailing_hybrid", &bound, ["kda_lower_bound is 1", "below 0"]);
+    for (key, value) in [
+        ("no_kda_lora", json!(false)),
+        ("rope_interleave", json!(false)),
+        ("score_function", json!("softmax")),
+        ("group_norm_size", json!(8)),
+        ("expert_swiglu_limit_list", json!([7.0])),
+        ("gated_attention_proj_granularity_type", json!("element_wise")),
+    ] {
+        assert_refused("bailing_hybrid", &set(key, value), [key, "supported"]);
+    }
+}
+
+#[test]
 fn gemma_2_caps_scores_and_logits() {
     let plain = changed("gemma2", &|_| ()).unwrap();
     for (key, default) in [("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)] {
@@ -330,4 +406,56 @@ fn gemma_4_inside_a_multimodal_model() {
     assert_eq!(logits(&tiny.load().unwrap()), plain);
     tiny.tensors.insert("model.language_model.something.weight".into(), own);
     assert!(tiny.load().unwrap_err().to_string().contains("something"));
+}
+
+/// A row of docs/models.md: `model_type`s, the name in GGUF, and whether it learns.
+struct Row {
+    model_types: Vec<String>,
+    gguf: String,
+    learn: String,
+}
+
+fn documented() -> Vec<Row> {
+    let text = std::fs::read_to_string(tiny::vectors("../../../docs/models.md")).unwrap();
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_string).collect::<Vec<_>>();
+    let row = |line: &str| {
+        let cells: Vec<_> = line.split(" | ").map(str::trim).collect();
+        let gguf = quoted(cells[2]);
+        assert_eq!(gguf.len(), 1, "{line}");
+        Row { model_types: quoted(cells[1]), gguf: gguf[0].clone(), learn: cells[3].into() }
+    };
+    text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| family")).map(row).collect()
+}
+
+#[test]
+fn the_table_of_families_is_that_of_the_code() {
+    let rows = documented();
+    let all =
+        rows.iter().flat_map(|row| row.model_types.iter().map(|name| (name.as_str(), row.gguf.as_str())));
+    let mut written: Vec<_> = all.collect();
+    let known = lowbit_models::arch::ARCHITECTURES.iter();
+    let mut known: Vec<_> =
+        known.flat_map(|it| it.model_types.iter().map(|kind| (kind.name, it.gguf))).collect();
+    written.sort_unstable();
+    known.sort_unstable();
+    // Granite 4 with experts and without has one name.
+    written.dedup();
+    known.dedup();
+    assert_eq!(written, known);
+    for folder in tiny::vectors("").read_dir().unwrap() {
+        let folder = folder.unwrap().path();
+        let Ok(checkpoint) = Checkpoint::open(&folder) else { continue };
+        let architecture = lowbit_models::arch::find(&Config::new(&checkpoint).unwrap()).unwrap();
+        let name = architecture.model_types[0].name;
+        let is_row =
+            |row: &&Row| row.gguf == architecture.gguf && row.model_types.iter().any(|it| it == name);
+        let row = rows.iter().find(is_row).unwrap();
+        let without = Outline::new(&checkpoint).unwrap().spec().without_gradient();
+        let want = if without.is_none() { "yes" } else { "no" };
+        assert!(
+            row.learn.split("; ").any(|said| said.ends_with(want)),
+            "{folder:?}: {without:?}, {}",
+            row.learn
+        );
+    }
 }

@@ -8,7 +8,7 @@ use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::{
     BatchDrawn, BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, LogitRules, Logits, Model,
-    PoolCache, PoolSequence, Session, Target,
+    PoolCache, PoolSequence, Session, Target, TokenLogprobs,
 };
 use std::ops::ControlFlow::Continue;
 use support::{load, load_with_cache, root};
@@ -24,7 +24,7 @@ fn models() -> Vec<Model> {
     let path = |name: &str| root().join("tests/vectors/models").join(name);
     let small = |name: &str, device: &Device| load(&path(name), device, FloatType::F32);
     let experts = "qwen3_5_moe-mlx-4bit";
-    let caches = ["qwen3_5", "granite_hybrid", "deepseek_v3", "gemma4_small"];
+    let caches = ["qwen3_5", "granite_hybrid", "deepseek_v3", "gemma4_small", "kimi_linear"];
     let others =
         ["qwen3", experts, "gpt_oss", "gemma2", "gemma3", "gemma4", "gemma4_moe", "olmo3", "hunyuan"];
     let names = [&others[..], &caches].concat();
@@ -105,7 +105,7 @@ impl Text {
             options: &self.options,
             rules: None,
             draws: true,
-            keeps_logits: self.id.is_multiple_of(4),
+            logprobs: self.id.is_multiple_of(4).then_some(3),
         }
     }
 }
@@ -117,12 +117,10 @@ fn step(model: &Model, pool: &mut CachePool, steps: &mut BatchSteps, texts: &mut
     assert_eq!(drawn.len(), texts.len());
     for (text, drawn) in texts.iter_mut().zip(drawn) {
         let id = drawn.id.unwrap();
-        if let Some(logits) = drawn.logits {
-            assert_eq!(logits.shape(), [1, model.config().vocab_size]);
-            let logits = logits.to_device(model.host()).unwrap();
-            let logits = logits.as_slice::<f32>().unwrap();
-            let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert!(text.id % 3 != 0 || logits[id as usize] == greatest, "it is the row's own");
+        assert_eq!(drawn.logprobs.is_some(), text.id.is_multiple_of(4));
+        if let Some(TokenLogprobs { token, top }) = drawn.logprobs {
+            assert_eq!((token.id, top.len()), (id, 3));
+            assert!(text.id % 3 != 0 || token == top[0], "it is the row's own");
         }
         text.text.push(id);
     }
@@ -167,6 +165,72 @@ fn sequences_that_come_and_go_are_written_as_alone() {
     }
 }
 
+/// Guesses of all kinds: none, right ones, and wrong ones in every place.
+#[test]
+fn guesses_leave_what_is_written_alone() {
+    for model in models() {
+        let mut pool = CachePool::new(&model, 24, 6, 0).unwrap();
+        let mut steps = BatchSteps::new(&model, 6, CONTEXT, 16).unwrap();
+        let (mut texts, mut want) = (vec![], vec![]);
+        for (seed, length) in (0..).zip([1, 62, 130, 17, 64]) {
+            let mut text = Text::start(&model, &mut pool, seed, prompt(&model, seed as u32, length));
+            if seed == 1 {
+                text.options = text.options.with_logit_bias(vec![(3, 2.0), (4, -2.0)]);
+            }
+            let reply = alone(&model, &text.text, &text.options);
+            want.push([&text.text[..], &reply].concat());
+            texts.push((LogitRules::new(&text.options, &model).unwrap(), text));
+        }
+        let (mut passes, mut accepted) = (0, 0);
+        while !texts.is_empty() {
+            let guesses = |(_, text): &(LogitRules, Text)| {
+                let (place, all) = (text.text.len(), &want[text.id as usize]);
+                let count = ((text.id as usize + passes) % 4).min(all.len() - place - 1);
+                let mut guesses = all[place..][..count].to_vec();
+                let wrong = (passes + place) % 5;
+                guesses.iter_mut().skip(wrong).take(1).for_each(|id| *id = id.wrapping_sub(1).min(*id / 2));
+                guesses
+            };
+            let drafts: Vec<Vec<u32>> = texts.iter().map(guesses).collect();
+            let mut rows = vec![];
+            for (rules, text) in &mut texts {
+                rows.push(BatchRow { rules: Some(rules), ..text.row() });
+            }
+            let verified = steps.verify(&model, &mut pool, (&mut rows, &drafts), passes % 2 == 0).unwrap();
+            let count = rows.len() + drafts.iter().map(Vec::len).sum::<usize>();
+            assert_eq!(verified.states.is_some(), passes % 2 == 0);
+            assert!(verified.states.is_none_or(|states| states.dim(0) >= count));
+            drop(rows);
+            for ((_, text), drawn) in texts.iter_mut().zip(verified.drawn) {
+                assert!(
+                    drawn.iter().all(|drawn| drawn.logprobs.is_some() == (text.id % 4 == 0) && !drawn.ends)
+                );
+                accepted += drawn.len() - 1;
+                text.text.extend(drawn.into_iter().map(|drawn| drawn.id.unwrap()));
+                let want = &want[text.id as usize][..text.text.len()];
+                assert_eq!(text.text, want, "{} {}", model.architecture(), text.id);
+                assert_eq!(text.cache.position() + 1, text.text.len());
+            }
+            passes += 1;
+            // Between them a step without guesses.
+            texts.retain(|(_, text)| text.text.len() < text.prompt + 12);
+            if passes == 3 {
+                let mut plain: Vec<_> = texts.iter_mut().filter(|(_, text)| text.id != 1).collect();
+                let mut rows: Vec<_> = plain.iter_mut().map(|(_, text)| text.row()).collect();
+                let drawn = steps.step(&model, &mut pool, &mut rows).unwrap();
+                drop(rows);
+                for ((_, text), drawn) in plain.into_iter().zip(drawn) {
+                    text.text.push(drawn.id.unwrap());
+                    assert_eq!(text.text, want[text.id as usize][..text.text.len()]);
+                }
+                texts.retain(|(_, text)| text.text.len() < text.prompt + 12);
+            }
+        }
+        assert!(accepted > 15 && passes < 12, "{accepted} in {passes}");
+        assert_eq!(pool.free_pages(), 24);
+    }
+}
+
 #[test]
 fn first_tokens_are_drawn_together_as_alone() {
     for model in models() {
@@ -185,11 +249,12 @@ fn first_tokens_are_drawn_together_as_alone() {
             for &row in rows {
                 let (text, options) = &texts[row];
                 let rules = if row == 3 { rules.take() } else { None };
-                firsts.push(FirstRow { row, text, options, rules, keeps_logits: row % 2 == 1 });
+                let logprobs = (row % 2 == 1).then_some(row);
+                firsts.push(FirstRow { row, text, options, rules, logprobs });
             }
             let drawn = steps.first(logits.clone(), &mut firsts).unwrap();
             assert_eq!(drawn.len(), rows.len());
-            for (&row, BatchDrawn { id, logits }) in rows.iter().zip(drawn) {
+            for (&row, BatchDrawn { id, logprobs }) in rows.iter().zip(drawn) {
                 let (text, options) = &texts[row];
                 let mut state = DecodeState::new(text, options.repetition_context, model.device()).unwrap();
                 let mut own = Tensor::new(&all[row], &[1, all[row].len()], model.device()).unwrap();
@@ -199,14 +264,25 @@ fn first_tokens_are_drawn_together_as_alone() {
                 ops::sample_next(&own, &mut state, &options.sampling).unwrap();
                 let want = state.drawn().unwrap().wait().unwrap();
                 assert_eq!(id.unwrap(), want, "{} row {row} of {rows:?}", model.architecture());
-                let kept = logits.map(|logits| logits.to_device(model.host()).unwrap());
-                assert_eq!(kept.is_some(), row % 2 == 1);
-                assert!(
-                    kept.is_none_or(|kept| kept.as_slice::<f32>().unwrap() == all[row]),
-                    "as the model gave them"
-                );
+                let expected = (row % 2 == 1).then(|| TokenLogprobs::new(&all[row], want, row));
+                assert_logprobs(model.device(), logprobs, expected);
             }
         }
+    }
+}
+
+/// Asserts that log-probabilities are those of logits as the model gave them: on a CPU to the bit,
+/// on a GPU within the roundings of sums of f32.
+fn assert_logprobs(device: &Device, got: Option<TokenLogprobs>, want: Option<TokenLogprobs>) {
+    if let (Device::Gpu(_), Some(got), Some(want)) = (device, &got, &want) {
+        let all = |of: &TokenLogprobs| [&[of.token][..], &of.top].concat();
+        for (got, want) in all(got).iter().zip(&all(want)) {
+            assert_eq!(got.id, want.id);
+            assert!((got.logprob - want.logprob).abs() < 1e-4, "{got:?} for {want:?}");
+        }
+        assert_eq!(got.top.len(), want.top.len());
+    } else {
+        assert_eq!(got, want);
     }
 }
 

@@ -55,12 +55,13 @@ const QUANTISED: [&str; 8] = [
 ];
 
 /// Of kinds of caches, windows and mixers besides, with float weights, all or some.
-const FLOAT: [&str; 10] = [
+const FLOAT: [&str; 11] = [
     "qwen3_5_moe-gguf-Q8_0",
     "granite_hybrid",
     "nemotron_h",
     "lfm2",
     "deepseek_v3",
+    "kimi_linear",
     "gemma4_small",
     "gemma3",
     "gpt_oss",
@@ -454,12 +455,12 @@ fn a_predictor_guesses_alike_however_it_has_read() {
         let predictor = predictor(name, &model);
         let text = prompt(&model, 40);
         let states = watched_states(&model, &text);
-        let read = |drafter: &mut Mtp<'_>, parts: &[[usize; 2]]| {
+        let read = |drafter: &mut Mtp, parts: &[[usize; 2]]| {
             for &[start, end] in parts {
                 drafter.see(start, &text[start..end], &states.rows(start, end).unwrap()).unwrap();
             }
         };
-        let guess = |drafter: &mut Mtp<'_>| drafter.draft(&text[..31], 4).unwrap();
+        let guess = |drafter: &mut Mtp| drafter.draft(&text[..31], 4).unwrap();
         let mut whole = Mtp::new(&model, &predictor);
         read(&mut whole, &[[0, 30]]);
         let want = guess(&mut whole);

@@ -6,6 +6,7 @@ mod tiny;
 
 use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
+use lowbit_kernels::ops::CacheType;
 use lowbit_models::{Cache, GenerationOptions, Logits, Model, Sequence, Session, Target, WINDOW_ROLLBACK};
 use std::ops::ControlFlow::Continue;
 use tiny::Tiny;
@@ -19,7 +20,7 @@ const CAPACITY: usize = 320;
 const STRIDE: usize = 256;
 
 /// The model, made for texts of several times what its windows keep.
-fn long(name: &str, device: &Device, cache: FloatType) -> Model {
+fn long(name: &str, device: &Device, cache: impl Into<CacheType>) -> Model {
     let mut tiny = Tiny::open(name);
     tiny.text().insert("max_position_embeddings".into(), 2048.into());
     let (checkpoint, _folder) = tiny.checkpoint();
@@ -29,7 +30,11 @@ fn long(name: &str, device: &Device, cache: FloatType) -> Model {
 }
 
 fn cpu(name: &str) -> Model {
-    long(name, &Device::cpu(Some(2)).unwrap(), FloatType::F32)
+    cpu_with(name, FloatType::F32.into())
+}
+
+fn cpu_with(name: &str, cache: CacheType) -> Model {
+    long(name, &Device::cpu(Some(2)).unwrap(), cache)
 }
 
 fn text(model: &Model, length: usize) -> Vec<u32> {
@@ -52,8 +57,10 @@ fn passes() -> Vec<usize> {
 /// On a CPU bit for bit: the stretches of keys that are summed are those of positions.
 #[test]
 fn logits_are_those_of_caches_that_keep_all() {
-    for name in MODELS {
-        let model = cpu(name);
+    // Rows of 8 bits move with their scales.
+    let with_8_bits = ("olmo3", CacheType::Int8);
+    for (name, cached) in MODELS.map(|name| (name, FloatType::F32.into())).into_iter().chain([with_8_bits]) {
+        let model = cpu_with(name, cached);
         let (mut cache, mut whole) = (model.cache(), model.cache_that_keeps_all());
         let passes = passes();
         let all = text(&model, passes.iter().sum());

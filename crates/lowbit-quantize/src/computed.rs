@@ -3,12 +3,12 @@
 use crate::QuantizeError;
 use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
 use lowbit_kernels::Device;
-use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
+use lowbit_kernels::ops::{ChannelDecay, Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_models::arch::{self, Architecture, ModelType, WindowKeys};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
-    AttentionConfig, DecoderConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Config,
-    MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind, rope_params, rope_params_of,
+    AttentionConfig, DecoderConfig, FeedforwardSpec, KimiDeltaConfig, LatentAttentionConfig, LayerSpec,
+    Mamba2Config, MixerSpec, MlpConfig, MoeConfig, QueryScale, RopeKind, rope_params, rope_params_of,
 };
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -106,6 +106,24 @@ impl<'a> Computed<'a> {
             MixerSpec::Mamba2(mamba) => Some(mamba),
             _ => None,
         })
+    }
+
+    /// The layers of Kimi Delta Attention, if there are some.
+    pub fn kimi_delta(&self) -> Option<&KimiDeltaConfig> {
+        self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::KimiDelta(kimi) => Some(kimi),
+            _ => None,
+        })
+    }
+
+    /// True if the decay of Kimi Delta Attention has a bound.
+    pub fn has_bounded_decay(&self) -> bool {
+        self.kimi_delta().is_some_and(|kimi| matches!(kimi.decay, ChannelDecay::Bounded(_)))
+    }
+
+    /// For each layer whether it is one of latent attention.
+    pub fn latent_layers(&self) -> impl Iterator<Item = bool> {
+        self.outline.spec().layers.iter().map(|layer| matches!(layer.mixer, MixerSpec::LatentAttention(_)))
     }
 
     /// Elements of an attention head: of latent attention, those that are rotated; of layers with a

@@ -3,6 +3,7 @@
 //! default, which another reader may not share.
 
 mod gemma;
+mod kimi;
 mod mamba;
 
 use crate::QuantizeError;
@@ -14,7 +15,7 @@ use lowbit_models::layers::{
     AttentionConfig, DeltaNetConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, MixerSpec, MoeConfig,
     Multipliers,
 };
-use lowbit_models::names::{A_LOG, Name, ROUTER, SHORT_CONV};
+use lowbit_models::names::{A_LOG, KDA_A_LOG, Name, ROUTER, SHORT_CONV};
 use serde_json::{Map, Value as Json, json};
 
 const SHARED: &str = "shared_expert_intermediate_size";
@@ -128,6 +129,9 @@ impl TextConfig<'_> {
         }
         if self.has(SHORT_CONV) {
             self.short_convolutions()?;
+        }
+        if self.has(KDA_A_LOG) {
+            self.kimi_delta()?;
         }
         if self.has(A_LOG) { self.delta_net() } else { Ok(()) }
     }
@@ -544,7 +548,12 @@ pub fn own_attention_factor(factor: f64) -> f64 {
 /// The whole `config.json` around a text model's: mlx-lm and transformers have some of them inside
 /// a multimodal one.
 pub fn wrapped(text: TextConfig<'_>) -> Map<String, Json> {
-    let TextConfig { source, json } = text;
+    let TextConfig { source, mut json } = text;
+    for (ours, theirs) in source.architecture.conversion.mlx_keys {
+        if let Some(value) = json.remove(*ours) {
+            json.insert((*theirs).into(), value);
+        }
+    }
     // Llama's may be wrapped, too, but need not.
     let wraps = source.config.is_wrapped() && !source.architecture.conversion.mlx_is_text
         || !source.architecture.mlx_prefix.is_empty();

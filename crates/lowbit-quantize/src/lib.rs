@@ -14,6 +14,7 @@ mod learn;
 mod left_out;
 mod mlx;
 mod mlx_lm;
+mod nvfp4;
 mod output_path;
 mod planned;
 mod recipe;

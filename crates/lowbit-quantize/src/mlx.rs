@@ -100,6 +100,8 @@ pub struct Known {
     pub target: Layout,
     /// The projections from latents, if that layout has them per head.
     pub latents: Option<Latents>,
+    /// For each layer whether it is one of latent attention.
+    pub latent_layers: Vec<bool>,
 }
 
 impl Known {
@@ -122,6 +124,7 @@ impl Known {
             predictors: 0,
             target,
             latents: Latents::per_head(computed, target),
+            latent_layers: computed.latent_layers().collect(),
         })
     }
 }
@@ -199,7 +202,7 @@ impl Names<'_> {
         let behind = (self.known.predictors > 0).then(|| predictor(&view.name, self.known.layers));
         let predicted = behind.flatten();
         let name = predicted.clone().unwrap_or_else(|| self.nest(&view.name));
-        let name = in_layer(&name, |name| self.known.architecture.known_name(name));
+        let name = self.of_kind(in_layer(&name, |name| self.known.architecture.known_name(name)));
         if self.is_part_of_another(view) {
             return Ok(());
         }
@@ -238,6 +241,18 @@ impl Names<'_> {
         };
         let source = Source::new(view)?.with_k(shape.last().copied().unwrap_or(1));
         self.push(Tensor { name, shape, source, change }, targets)
+    }
+
+    /// `name` as layers of its kind call it.
+    fn of_kind(&self, name: String) -> String {
+        let layer =
+            name.split_once("layers.").and_then(|(_, rest)| rest.split('.').next()?.parse::<usize>().ok());
+        match layer.and_then(|layer| self.known.latent_layers.get(layer)) {
+            Some(true) => in_layer(&name, |name| {
+                self.known.architecture.latent_name(name).map_or(Cow::Borrowed(name), Cow::Owned)
+            }),
+            _ => name,
+        }
     }
 
     /// Appends a tensor, or two, of gate's rows and of up's, where the target has these apart.
@@ -446,11 +461,12 @@ pub fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Tensor>) ->
         let (shape, want) = (view.shape.clone(), "gate and up rows are as many, and not none");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
     }
-    let half = view.bytes.len() / experts / 2;
+    let (whole, half) = (Source::new(view)?, both / 2);
     for (index, part) in ["gate_proj", "up_proj"].iter().enumerate() {
-        let mut source = Source::new(view)?.empty();
+        let mut source = whole.empty();
         for expert in 0..experts {
-            source.push(view, (2 * expert + index) * half..(2 * expert + index + 1) * half);
+            let first = (2 * expert + index) * half;
+            source.append(whole.part(first..first + half)?);
         }
         let name = format!("{mlp}switch_mlp.{part}.weight");
         let shape = vec![experts, both / 2, hidden];
@@ -481,6 +497,7 @@ mod tests {
                 predictors: 0,
                 target: Layout::Mlx,
                 latents: None,
+                latent_layers: vec![],
             };
             let targets = targets(&Checkpoint::open(folder.path()).unwrap(), &known).unwrap();
             assert_eq!(

@@ -42,7 +42,8 @@ pub fn differences(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError
 }
 
 fn routers(computed: &Computed<'_>, MoeConfig { router, .. }: &MoeConfig, found: &mut Vec<String>) {
-    if router.scores != RouterScores::Sigmoid || !computed.computes("n_shared_experts") {
+    let of_ling = computed.computes("layer_group_size");
+    if router.scores != RouterScores::Sigmoid || !computed.computes("n_shared_experts") || of_ling {
         return;
     }
     if router.top_k == 1 && router.normalize {
@@ -95,6 +96,18 @@ fn unread(computed: &Computed<'_>, found: &mut Vec<String>) {
     if computed.architecture.conversion.mlx_lm.wants_both_kinds && has_windows && !both {
         let what = "mlx-lm wants layers of both kinds, with a window and without";
         found.push(format!("{what}: it does not read the checkpoint"));
+    }
+    if computed.computes("kda_safe_gate") && computed.kimi_delta().is_some() && !computed.has_bounded_decay()
+    {
+        let what = "mlx-lm wants a decay with a bound, which kda_safe_gate says there is not";
+        found.push(format!("{what}: it does not read the checkpoint"));
+    }
+    if computed.computes("linear_attn_config") {
+        let attends: Vec<bool> = computed.latent_layers().collect();
+        if !attends.contains(&true) || !attends.contains(&false) {
+            let what = "mlx-lm wants layers of both kinds, latent attention and Kimi Delta Attention";
+            found.push(format!("{what}: it does not read the checkpoint"));
+        }
     }
     let attends = computed.attention().next().is_some();
     if computed.computes("conv_L_cache") && attends != computed.has_short_convolutions() {

@@ -25,10 +25,11 @@ pub enum OutputFormat {
 
 impl OutputFormat {
     /// By the name of one of MLX's modes ([`MlxFormat::MODES`]), or of a [`Mix`], in upper or lower
-    /// case.
+    /// case; of `nvfp4` and `NVFP4` the first is MLX's.
     pub fn from_name(name: &str) -> Option<Self> {
         let mode = MlxFormat::MODES.iter().find(|mode| mode.eq_ignore_ascii_case(name));
-        mode.map(|mode| MlxFormat::for_mode(*mode).into()).or_else(|| Mix::from_name(name).map(Self::Gguf))
+        let mix = Mix::from_name(name).filter(|mix| mode.is_none() || mix.name() == name);
+        mix.map(Self::Gguf).or_else(|| mode.map(|mode| MlxFormat::for_mode(*mode).into()))
     }
 
     /// All names that [`Self::from_name`] knows.

@@ -2,6 +2,7 @@
 
 use crate::computed::Computed;
 use crate::converted::Converted;
+use crate::nvfp4::{self, Divisors};
 use crate::planned::{Asked, Learned, Planned, Student, Written};
 use crate::tensor::{Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, mlx, output_path};
@@ -110,8 +111,12 @@ impl Plan {
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
         let (format, replace) = (format.clone(), *replace);
         let plan = Self { format, replace, config, companions, jobs, fallbacks, warnings };
-        let unwritten =
-            |(name, dtype, shape)| UnwrittenTensor { name, stored: Stored::Plain(dtype), shape, bytes: None };
+        let unwritten = |(name, dtype, shape): (String, _, Vec<usize>)| {
+            // No matrix is times 0.
+            let ones = || 1f32.to_le_bytes().repeat(shape.iter().product());
+            let bytes = name.ends_with(GLOBAL_SCALE).then(ones);
+            UnwrittenTensor { name, stored: Stored::Plain(dtype), shape, bytes }
+        };
         let mut tensors = vec![];
         for job in &plan.jobs {
             tensors.extend(job.components()?.into_iter().map(unwritten));
@@ -163,7 +168,7 @@ impl Planned for Plan {
         let mut summary = Summary { fallbacks, warnings, ..Summary::default() };
         for Job { tensor, format, .. } in &self.jobs {
             let parameters = tensor.shape.iter().map(|&n| n as u64).product();
-            let size = tensor.size_in(*format)?;
+            let size = tensor.size_in(*format)? + global_scales(tensor) as u64 * 4;
             summary.add(&tensor.name, format.to_string(), parameters, size, Loss::default());
         }
         Ok(summary)
@@ -308,7 +313,7 @@ const CHOICE: &str = ".e_score_correction_bias";
 const ROUTER_WEIGHT: &str = ".mlp.gate.weight";
 
 /// The tensors that keep their type.
-const KEPT: [&str; 3] = ["A_log", CHOICE, ".expert_bias"];
+const KEPT: [&str; 5] = ["A_log", CHOICE, ".expert_bias", "self_attn.dt_bias", "attention.dt_bias"];
 
 /// The norm behind the last layer.
 const LAST_NORMS: [&str; 3] = ["model.norm.weight", "model.embedding_norm.weight", "backbone.norm_f.weight"];
@@ -386,15 +391,25 @@ impl Job {
                 taken
             }
         };
+        // Of mlx-lm's layers those of experts have a scale per matrix.
+        if (format, tensor.source.format, tensor.shape.len()) == (Format::Nvfp4, Format::Fp4, 3) {
+            tensor.change.divisors = Some(Divisors::default());
+        }
         Ok(Self { tensor, dtype, format })
     }
 
     /// Rounded to nearest, or what `learned` has.
     fn encode(&self, learned: Option<Vec<Vec<u8>>>) -> Result<Encoded, QuantizeError> {
-        match learned {
+        let mut encoded = match learned {
             None => self.tensor.encode(self.format),
             Some(learned) => self.tensor.encoded(self.format, learned),
+        }?;
+        let divisors = self.tensor.divisors()?;
+        if !divisors.is_empty() {
+            let global = divisors.iter().map(|&divisor| nvfp4::global_scale(divisor));
+            encoded.components.push(global.flat_map(f32::to_le_bytes).collect());
         }
+        Ok(encoded)
     }
 
     /// Rounded to nearest in another format.
@@ -435,12 +450,16 @@ impl Job {
     /// does it, routers have one in any case.
     fn quantization(&self, format: &MlxFormat) -> Option<(String, Value)> {
         let usual = format.format(self.dtype).ok();
-        if !self.is_quantised() || usual == Some(self.format) && !is_router(self.module()) {
+        let global = global_scales(&self.tensor) > 0;
+        if !self.is_quantised() || usual == Some(self.format) && !is_router(self.module()) && !global {
             return None;
         }
         let mut entry = json!({ "group_size": self.format.block(), "bits": self.format.scheme().bits });
         if !matches!(self.format, Format::Affine { .. }) {
             entry["mode"] = self.format.to_string().into();
+        }
+        if global {
+            entry["global_scale"] = true.into();
         }
         Some((self.module().to_string(), entry))
     }
@@ -460,8 +479,21 @@ impl Job {
             let name = format!("{}.{}", self.module(), component.name);
             (name, component.dtype, [rows, &[component.columns]].concat())
         };
-        Ok(self.format.components(k)?.iter().map(component).collect())
+        let mut components: Vec<_> = self.format.components(k)?.iter().map(component).collect();
+        let global = global_scales(&self.tensor);
+        if global > 0 {
+            components.push((format!("{}{GLOBAL_SCALE}", self.module()), DType::F32, vec![global]));
+        }
+        Ok(components)
     }
+}
+
+/// The tensor of a number per matrix, by which MLX multiplies.
+const GLOBAL_SCALE: &str = ".global_scale";
+
+/// The number of a tensor's matrices, if they are multiplied by a number each.
+fn global_scales(tensor: &Tensor) -> usize {
+    tensor.change.divisors.as_ref().map_or(0, |_| tensor.matrices())
 }
 
 /// `config.json` with the quantisation, under both keys that readers look for.

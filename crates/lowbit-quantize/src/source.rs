@@ -35,9 +35,10 @@ impl Source {
             Stored::Plain(dtype) => Format::Float(FloatType::from_dtype(dtype).ok_or_else(refuse)?),
         };
         let k = view.shape.last().copied().unwrap_or(1);
-        let mut source = Self { format, k, pieces: vec![], views: vec![] };
-        source.push(view, 0..view.bytes.len());
-        Ok(source)
+        let rows = view.shape.split_last().map_or(1, |(_, rows)| rows.iter().product());
+        let components = view.components(format)?;
+        let pieces = vec![Piece { format, rows, components }];
+        Ok(Self { format, k, pieces, views: vec![view.clone()] })
     }
 
     /// One row of values that are computed.
@@ -79,9 +80,21 @@ impl Source {
         Self { pieces: vec![], views: vec![], ..*self }
     }
 
-    /// Appends the rows of the same format and length in `bytes` of `view`.
-    pub fn push(&mut self, view: &TensorView, bytes: Range<usize>) {
-        self.push_bytes(view, view.bytes.slice(bytes));
+    /// Some of the rows of a source of one piece.
+    ///
+    /// # Errors
+    /// Those of [`Format::components`].
+    ///
+    /// # Panics
+    /// When there are fewer rows.
+    pub fn part(&self, rows: Range<usize>) -> Result<Self, FormatError> {
+        let [Piece { format, components, .. }] = &self.pieces[..] else { panic!("one piece") };
+        let of = format.components(self.k)?;
+        let parts = components.iter().zip(of).map(|(bytes, component)| {
+            bytes.slice(rows.start * component.row_bytes()..rows.end * component.row_bytes())
+        });
+        let pieces = vec![Piece { format: *format, rows: rows.len(), components: parts.collect() }];
+        Ok(Self { pieces, views: self.views.clone(), ..*self })
     }
 
     /// Appends the rows of `other`, which are of the same length.
@@ -90,25 +103,13 @@ impl Source {
         self.views.extend(other.views);
     }
 
-    fn push_bytes(&mut self, view: &TensorView, bytes: Contents) {
-        let row: usize = self
-            .format
-            .components(self.k)
-            .map_or(0, |components| components.iter().map(Component::row_bytes).sum());
-        let rows = bytes.len().checked_div(row).unwrap_or(0);
-        self.pieces.push(Piece { format: self.format, rows, components: vec![bytes] });
-        self.views.push(view.clone());
-    }
-
     /// The same values in rows of another length. Blocks have a row's length, floats any.
     #[must_use]
     pub fn with_k(self, k: usize) -> Self {
         let Format::Float(_) = self.format else { return self };
-        let mut again = Self { k, ..self.empty() };
-        for (piece, view) in self.pieces.iter().zip(&self.views) {
-            again.push_bytes(view, piece.components[0].clone());
-        }
-        again
+        let rows = |piece: &Piece| (piece.rows * self.k).checked_div(k).unwrap_or(0);
+        let pieces = self.pieces.iter().map(|piece| Piece { rows: rows(piece), ..piece.clone() }).collect();
+        Self { k, pieces, ..self }
     }
 
     /// True if all rows are in `format`.

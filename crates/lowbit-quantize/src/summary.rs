@@ -82,7 +82,7 @@ pub enum Kind {
 }
 
 /// Parts of names, MLX's and GGUF's; the first that is found says the kind.
-const KINDS: [(&str, Kind); 41] = [
+const KINDS: [(&str, Kind); 53] = [
     ("norm", Kind::Norm),
     ("embed_tokens", Kind::Embedding),
     ("token_embd", Kind::Embedding),
@@ -90,6 +90,19 @@ const KINDS: [(&str, Kind); 41] = [
     ("linear_attn.", Kind::DeltaNet),
     (".ssm_", Kind::DeltaNet),
     (".mamba.", Kind::DeltaNet),
+    // Those of Kimi Delta Attention that attention does not have.
+    ("_conv1d.", Kind::DeltaNet),
+    ("_conv.conv.", Kind::DeltaNet),
+    ("self_attn.f_a_proj", Kind::DeltaNet),
+    ("self_attn.f_b_proj", Kind::DeltaNet),
+    ("self_attn.g_a_proj", Kind::DeltaNet),
+    ("self_attn.g_b_proj", Kind::DeltaNet),
+    ("attention.f_proj", Kind::DeltaNet),
+    (".b_proj", Kind::DeltaNet),
+    (".A_log", Kind::DeltaNet),
+    (".dt_bias", Kind::DeltaNet),
+    ("word_embeddings", Kind::Embedding),
+    (".attention.", Kind::Attention),
     (".attn_qkv.", Kind::DeltaNet),
     (".attn_gate.", Kind::DeltaNet),
     ("self_attn.", Kind::Attention),
@@ -186,6 +199,8 @@ mod tests {
             (Kind::DeltaNet, ["blk.0.attn_qkv.weight", "model.layers.0.linear_attn.in_proj_qkv.weight"]),
             (Kind::DeltaNet, ["blk.0.ssm_a", "model.layers.0.linear_attn.A_log"]),
             (Kind::DeltaNet, ["blk.0.ssm_in.weight", "model.layers.0.mamba.in_proj.weight"]),
+            (Kind::DeltaNet, ["blk.0.ssm_f_a.weight", "model.layers.0.self_attn.f_a_proj.weight"]),
+            (Kind::DeltaNet, ["blk.0.ssm_conv1d_q.weight", "model.layers.0.self_attn.q_conv.conv.weight"]),
             (Kind::Norm, ["blk.0.ssm_norm.weight", "model.layers.0.linear_attn.norm.weight"]),
             (Kind::Norm, ["blk.0.attn_k_norm.weight", "model.layers.0.input_layernorm.weight"]),
             (

@@ -2,9 +2,11 @@
 //! are encoded.
 
 use crate::exact::{self, Rows};
+use crate::nvfp4::{self, Divisors};
 use crate::source::Source;
 use crate::{QuantizeError, threads};
 use lowbit_formats::{FloatType, Format, FormatError};
+use std::ops::Range;
 
 /// A tensor of the new checkpoint.
 #[derive(Clone, Debug)]
@@ -32,6 +34,8 @@ pub struct Change {
     pub sum: FloatType,
     /// The function of values.
     pub function: Function,
+    /// Each matrix is divided by a number before it is encoded, which is stored beside it.
+    pub divisors: Option<Divisors>,
     /// The type that values are rounded to in the end.
     pub rounded: FloatType,
 }
@@ -108,6 +112,10 @@ pub enum Function {
     NegativeExp,
     /// `ln(-value)`, the inverse of that.
     LogOfNegative,
+    /// `exp(value)`.
+    Exp,
+    /// `ln(value)`, the inverse of that.
+    Log,
     /// `value - 1`, of a norm that is stored so.
     LessOne,
 }
@@ -118,6 +126,8 @@ impl Function {
             Self::Same => value,
             Self::NegativeExp => -f64::from(value).exp() as f32,
             Self::LogOfNegative => f64::from(-value).ln() as f32,
+            Self::Exp => f64::from(value).exp() as f32,
+            Self::Log => f64::from(value).ln() as f32,
             Self::LessOne => (f64::from(value) - 1.0) as f32,
         }
     }
@@ -135,6 +145,7 @@ impl Default for Change {
             add_one: false,
             sum,
             function: Function::Same,
+            divisors: None,
             rounded,
         }
     }
@@ -176,6 +187,63 @@ impl Tensor {
         self.shape.iter().product::<usize>().checked_div(self.k()).unwrap_or(0)
     }
 
+    /// Matrices.
+    pub fn matrices(&self) -> usize {
+        self.shape.iter().rev().skip(2).product()
+    }
+
+    /// The numbers by which matrices are divided, if they are.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Encode`] with those of [`Format::decode`].
+    pub fn divisors(&self) -> Result<&[f32], QuantizeError> {
+        let Some(divisors) = &self.change.divisors else { return Ok(&[]) };
+        divisors.get_or(|| {
+            let each = self.rows().checked_div(self.matrices()).unwrap_or(0);
+            let matrices = (0..self.matrices()).map(|matrix| matrix * each).collect();
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            threads::try_map(cores, matrices, |first| {
+                self.divisor(first..first + each).map_err(|error| self.failed(error))
+            })
+        })
+    }
+
+    /// The number for the matrix of these rows.
+    fn divisor(&self, rows: Range<usize>) -> Result<f32, FormatError> {
+        let known = self.nvfp4().filter(|rows| rows.source.format == Format::Fp4);
+        if let Some(float) = known.map_or(Ok(None), |known| known.float(rows.clone()))? {
+            return Ok(float);
+        }
+        let (mut values, mut largest) = (vec![0.0; self.k()], 0.0f32);
+        for row in rows {
+            self.values(row, &mut values)?;
+            largest = values.iter().fold(largest, |largest, value| largest.max(value.abs()));
+        }
+        Ok(nvfp4::float_for(largest))
+    }
+
+    /// Its rows if they are in NVFP4 and stay as they are, but for their order.
+    fn nvfp4(&self) -> Option<nvfp4::Rows<'_>> {
+        let Change { rows, columns, turned, joined, add_one, function, .. } = &self.change;
+        let changes = turned.is_some() || joined.is_some() || *add_one || *function != Function::Same;
+        let is_read = nvfp4::is_nvfp4(self.source.format) && self.source.is_in(self.source.format);
+        let (order, columns) = (rows.as_deref(), columns.as_deref());
+        (is_read && !changes).then_some(nvfp4::Rows { source: &self.source, order, columns })
+    }
+
+    /// The components in `format` of some rows with the codes and scales that they have, if both
+    /// are NVFP4.
+    fn kept(
+        &self,
+        format: Format,
+        rows: Range<usize>,
+        divisor: impl Fn(usize) -> f32,
+    ) -> Result<Option<Vec<Vec<u8>>>, FormatError> {
+        let is_target = matches!(format, Format::Nvfp4 | Format::NVFP4);
+        let known = self.nvfp4().filter(|_| is_target);
+        known.map_or(Ok(None), |known| known.kept(format, rows, divisor))
+    }
+
     /// The first and the second half of a matrix' rows, under these names; `None` for an odd number
     /// of them, and for other shapes.
     pub fn row_halves(&self, names: [String; 2]) -> Option<[Self; 2]> {
@@ -195,7 +263,7 @@ impl Tensor {
 
     /// The values of the rows from `first` on, as many as `out` holds.
     pub fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
-        let Change { rows, columns, turned, joined, add_one, sum, function, rounded } = &self.change;
+        let Change { rows, columns, turned, joined, add_one, sum, function, rounded, .. } = &self.change;
         match (rows, turned, joined) {
             (_, _, Some(joined)) => joined.values(&self.source, (first, self.k()), out)?,
             (None, Some(turned), None) => turned.values(&self.source, first, out)?,
@@ -251,8 +319,10 @@ impl Tensor {
         let chunk_rows = (CHUNK / k.max(1)).max(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let chunks = (0..rows).step_by(chunk_rows).collect();
+        let divisors = self.divisors()?;
         let done = threads::try_map(cores, chunks, |first| {
-            self.encode_rows(format, first, chunk_rows.min(rows - first)).map_err(|error| self.failed(error))
+            let rows = first..rows.min(first + chunk_rows);
+            self.encode_rows(format, rows, divisors).map_err(|error| self.failed(error))
         })?;
         let components = format.components(k)?;
         let mut all = Encoded { components: vec![], loss: Loss::default() };
@@ -281,7 +351,8 @@ impl Tensor {
     /// Those of [`Format::decode`], with the tensor's name.
     pub fn encoded(&self, format: Format, components: Vec<Vec<u8>>) -> Result<Encoded, QuantizeError> {
         let mut values = vec![0.0; self.rows() * self.k()];
-        let loss = self.values(0, &mut values).and_then(|()| lost(format, &values, self.k(), &components));
+        let loss =
+            self.values(0, &mut values).and_then(|()| lost(format, &values, self.k(), &components, |_| 1.0));
         Ok(Encoded { loss: loss.map_err(|error| self.failed(error))?, components })
     }
 
@@ -322,18 +393,31 @@ impl Tensor {
         Ok(Some(blocks))
     }
 
-    fn encode_rows(&self, format: Format, first: usize, rows: usize) -> Result<Encoded, FormatError> {
-        let k = self.k();
-        let mut values = vec![0.0; rows * k];
+    /// Encodes some rows, each matrix divided by its number in `divisors`, if there are some.
+    fn encode_rows(
+        &self,
+        format: Format,
+        rows: Range<usize>,
+        divisors: &[f32],
+    ) -> Result<Encoded, FormatError> {
+        let (first, k) = (rows.start, self.k());
+        let mut values = vec![0.0; rows.len() * k];
         self.values(first, &mut values)?;
-        let components = match self.keeps_bytes(format) {
+        let each = self.rows().checked_div(divisors.len());
+        let divisor = |row: usize| each.map_or(1.0, |each| divisors[row / each.max(1)]);
+        let components = match self.keeps_bytes(format) && divisors.is_empty() {
             true => match values.iter().position(|value| !value.is_finite()) {
-                None => self.source.encoded(first, rows),
+                None => self.source.encoded(first, rows.len()),
                 Some(index) => Err(FormatError::NotFinite { format, index, value: values[index] }),
             },
-            false => match self.exactly(format, first, &values)? {
-                Some(blocks) => Ok(vec![blocks]),
-                None => format.encode_from(self.change.rounded, &values, k),
+            false => match (self.kept(format, rows, divisor)?, self.exactly(format, first, &values)?) {
+                (Some(components), _) => Ok(components),
+                (None, Some(blocks)) => Ok(vec![blocks]),
+                (None, None) if divisors.is_empty() => format.encode_from(self.change.rounded, &values, k),
+                (None, None) => {
+                    let divided = values.iter().enumerate().map(|(i, value)| value / divisor(first + i / k));
+                    format.encode(&divided.collect::<Vec<_>>(), k)
+                }
             },
         };
         let components = components.map_err(|error| match error {
@@ -342,18 +426,29 @@ impl Tensor {
             }
             error => error,
         })?;
-        let loss = lost(format, &values, k, &components)?;
+        let loss = lost(format, &values, k, &components, |row| divisor(first + row))?;
         Ok(Encoded { components, loss })
     }
 }
 
-/// The loss of a weight's `components` against `values`.
-fn lost(format: Format, values: &[f32], k: usize, components: &[Vec<u8>]) -> Result<Loss, FormatError> {
+/// The loss of a weight's `components` against `values`; row `i` is to be multiplied by
+/// `factor(i)`.
+fn lost(
+    format: Format,
+    values: &[f32],
+    k: usize,
+    components: &[Vec<u8>],
+    factor: impl Fn(usize) -> f32,
+) -> Result<Loss, FormatError> {
     let mut decoded = vec![0.0; values.len()];
     let parts = std::array::from_fn(|i| components.get(i).map_or(&[][..], Vec::as_slice));
     format.decode(&parts, values.len() / k.max(1), k, &mut decoded)?;
     let square = |value: f64| value * value;
-    let errors =
-        values.iter().zip(&decoded).map(|(&value, &decoded)| square(f64::from(decoded) - f64::from(value)));
+    let rows = values.chunks(k.max(1)).zip(decoded.chunks(k.max(1))).enumerate();
+    let errors = rows.flat_map(|(row, (values, decoded))| {
+        let factor = f64::from(factor(row));
+        let pairs = values.iter().zip(decoded);
+        pairs.map(move |(&value, &decoded)| square(f64::from(decoded) * factor - f64::from(value)))
+    });
     Ok(Loss { errors: errors.sum(), values: values.iter().map(|&value| square(value.into())).sum() })
 }

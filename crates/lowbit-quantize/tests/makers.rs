@@ -281,6 +281,82 @@ fn models_in_fp8_and_nvfp4_compute_and_convert() {
     }
 }
 
+/// ModelOpt's NVFP4 in GGUF and in MLX's layout, and from one to the other.
+#[test]
+fn nvfp4_keeps_its_codes_and_scales_between_layouts() {
+    let settings = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
+    for name in ["qwen3_5", "qwen3_moe"] {
+        let fits = |view: &TensorView| view.shape.last().is_some_and(|k| k.is_multiple_of(64));
+        let source =
+            rewritten(name, Some(settings.clone()), |view| in_nvfp4(view, false).filter(|_| fits(view)));
+        let (want, _) = logits(source.path());
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let open = |path: &Path| Checkpoint::open(path).unwrap();
+        let run = |recipe: Recipe<'_>, from: &Path, to: &str| {
+            let made = recipe.run(&open(from), &path(to), |_| Continue(())).unwrap();
+            assert!(made.summary.fallbacks.is_empty(), "{name} {to}");
+            made.summary
+        };
+        let near = |to: &str| {
+            let (got, _) = logits(&path(to));
+            let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+            assert!(error <= 1e-5, "{name} as {to}: {error}");
+        };
+        let gguf = || Recipe::new(Mix::from_name("NVFP4").unwrap());
+        let summary = run(gguf(), source.path(), "a.gguf");
+        let lost = summary.kinds.iter().map(|kind| kind.relative_error()).fold(0.0, f64::max);
+        assert!(lost < 1e-6, "{name}: {lost}");
+        near("a.gguf");
+        let stored = |file: &str| {
+            let views = open(&path(file));
+            let stored = views.tensors().iter().map(|view| (view.name.clone(), view.stored));
+            stored.filter(|(_, stored)| matches!(stored, Stored::Blocks(_))).collect::<Vec<_>>()
+        };
+        // With its `.scale`, a weight is opened as products of both.
+        let of_a = stored("a.gguf");
+        assert!(of_a.len() >= 4 && of_a.iter().all(|(_, stored)| *stored == Stored::Blocks(Format::Fp4)));
+        run(gguf(), &path("a.gguf"), "b.gguf");
+        let [a, b] = ["a.gguf", "b.gguf"].map(|file| std::fs::read(path(file)).unwrap());
+        assert!(a == b, "{name}: the same again");
+
+        // mlx-lm's experts have a scale per matrix, other layers none.
+        run(Recipe::new(MlxFormat::for_mode("nvfp4")), &path("a.gguf"), "mlx");
+        let mlx = open(&path("mlx"));
+        let experts = "model.layers.0.mlp.switch_mlp.up_proj";
+        if name == "qwen3_moe" {
+            assert_eq!(mlx.config().unwrap()["quantization"][experts]["global_scale"], true);
+            let products = mlx.quantization(experts).unwrap().unwrap();
+            assert_eq!(products.format(DType::F32), Ok(Format::Fp4));
+            let module = "blk.0.ffn_up_exps.weight";
+            let of_mlx = ["weight", "scales"]
+                .map(|part| mlx.tensors().get(&format!("{experts}.{part}")).unwrap().bytes.get().to_vec());
+            let gguf = open(&path("a.gguf"));
+            let of_gguf = gguf.tensors().get(module).unwrap().components(Format::Fp4).unwrap();
+            assert_eq!(of_mlx[0], of_gguf[0].get());
+            let floats =
+                |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect::<Vec<_>>();
+            for (got, want) in floats(&of_mlx[1]).into_iter().zip(floats(&of_gguf[1].get())) {
+                assert!((got - want).abs() <= want * 2.0 * f32::EPSILON, "{got} {want}");
+            }
+        }
+        // What is in nvfp4 without such a scale keeps its own, too; rows of other lengths become
+        // Q8_0.
+        let made = gguf().run(&mlx, &path("c.gguf"), |_| Continue(())).unwrap();
+        let lost = made.summary.kinds.iter().map(|kind| kind.relative_error()).fold(0.0, f64::max);
+        assert!(lost < 0.01, "{name} from MLX: {lost}");
+        assert!(stored("c.gguf").iter().any(|(_, stored)| *stored == Stored::Blocks(Format::NVFP4)));
+        logits(&path("c.gguf"));
+
+        // Of floats.
+        let floats = rewritten(name, None, |view| in_nvfp4(view, true));
+        let made = gguf().run(&open(floats.path()), &path("d.gguf"), |_| Continue(())).unwrap();
+        let lost = made.summary.kinds.iter().map(|kind| kind.relative_error()).fold(0.0, f64::max);
+        assert!(lost < 0.15, "{name}: {lost}");
+        logits(&path("d.gguf"));
+    }
+}
+
 fn logits(path: &Path) -> (Vec<f32>, Vec<String>) {
     let target = Target::new(&Device::cpu(Some(1)).unwrap(), None).unwrap().with_exact(true);
     let model =

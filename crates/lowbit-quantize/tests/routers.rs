@@ -98,6 +98,53 @@ fn latent_attention() {
 }
 
 #[test]
+fn kimi_delta_attention() {
+    // Another eps would be that of some norms alone in transformers.
+    let warnings =
+        every_layout_computes_the_same("kimi_linear", |config| config["rms_norm_eps"] = 1e-6.into());
+    assert_eq!(warnings, [""; 0]);
+    every_layout_computes_the_same("kimi_linear", |config| {
+        config["rms_norm_eps"] = 1e-6.into();
+        config["num_expert_group"] = 4.into();
+        config["topk_group"] = 2.into();
+        config["layer_types"] =
+            json!(["linear_attention", "linear_attention", "full_attention", "linear_attention"]);
+    });
+    let (folder, source) = changed("kimi_linear", |config| config["moe_renormalize"] = false.into());
+    to(&source, &folder.path().join("made"), &plain()).unwrap();
+    let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("expert_weights_norm"), "{error}");
+    // As mlx-lm names them.
+    let checkpoint = Checkpoint::open(&folder.path().join("made")).unwrap();
+    let config = checkpoint.config().unwrap();
+    assert_eq!(config["linear_attn_config"]["kda_layers"], json!([1, 2, 4]));
+    assert_eq!((&config["num_experts_per_token"], &config["moe_renormalize"]), (&json!(3), &json!(false)));
+    assert_eq!(config.get("num_experts_per_tok"), None);
+    let shape = |name: &str| {
+        let found = checkpoint.tensors().get(&format!("model.layers.1.{name}"));
+        found.map(|view| view.shape.clone())
+    };
+    assert_eq!(shape("self_attn.q_conv.conv.weight"), Some(vec![96, 4, 1]));
+    assert_eq!(shape("self_attn.A_log"), Some(vec![1, 1, 3, 1]));
+    assert_eq!(shape("mlp.e_score_correction_bias"), Some(vec![8]));
+    assert_eq!(shape("mlp.shared_experts.up_proj.weight"), Some(vec![32, 64]));
+
+    let warnings = every_layout_computes_the_same("bailing_hybrid", |_| ());
+    assert!(warnings.iter().all(|warning| warning.contains("multi-token prediction")), "{warnings:?}");
+    every_layout_computes_the_same("bailing_hybrid", |config| {
+        config["kda_lower_bound"] = (-2.5).into();
+        config["n_group"] = 1.into();
+        config["topk_group"] = 1.into();
+    });
+    // mlx-lm and llama.cpp compute a decay with a bound alone.
+    let (folder, source) = changed("bailing_hybrid", |config| config["kda_safe_gate"] = false.into());
+    let warnings = to(&source, &folder.path().join("made"), &plain()).unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("kda_safe_gate")), "{warnings:?}");
+    let error = to(&source, &folder.path().join("made.gguf"), &gguf()).unwrap_err();
+    assert!(error.contains("kda_safe_gate"), "{error}");
+}
+
+#[test]
 fn deepseek_v2() {
     let (folder, source) = changed("deepseek_v2", |config| {
         config["topk_method"] = "greedy".into();

@@ -23,6 +23,7 @@ mod fields;
 mod form;
 mod guard;
 mod ids;
+mod kv_events;
 mod loading;
 mod metrics;
 mod models;
@@ -43,6 +44,7 @@ mod stream;
 mod turns;
 
 pub use app::Log;
+pub use kv_events::KvPublisher;
 pub use models::{Load, Loaded, Offer};
 pub use options::{Keys, Limits, MetricNames, ServeOptions};
 pub use served::Served;

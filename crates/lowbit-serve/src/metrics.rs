@@ -162,7 +162,7 @@ const GAUGES: [Figure<usize>; 7] = [
     ("lowbit_batch_size", "Sequences in the last step", |stats| stats.last_batch),
 ];
 
-const COUNTERS: [Figure<u64>; 15] = [
+const COUNTERS: [Figure<u64>; 17] = [
     ("lowbit_submitted", "Requests that the engine took", |stats| stats.submitted),
     ("lowbit_finished", "Requests with a complete reply", |stats| stats.finished),
     ("lowbit_cancelled", "Requests that were cancelled", |stats| stats.cancelled),
@@ -172,6 +172,8 @@ const COUNTERS: [Figure<u64>; 15] = [
     ("lowbit_prompt_tokens", "Tokens of prompts", |stats| stats.prompt_tokens),
     ("lowbit_cached_tokens", "Tokens of prompts that were cached", |stats| stats.cached_tokens),
     ("lowbit_completion_tokens", "Tokens that were sampled", |stats| stats.completion_tokens),
+    ("lowbit_draft_tokens", "Guesses of next tokens that were verified", |stats| stats.drafted_tokens),
+    ("lowbit_accepted_tokens", "Guesses that became tokens", |stats| stats.accepted_tokens),
     ("lowbit_recomputed_tokens", "Tokens computed again after a preemption", |stats| stats.recomputed_tokens),
     ("lowbit_steps", "Turns of the engine", |stats| stats.steps),
     ("lowbit_decode_passes", "Passes in which replies got a token each", |stats| stats.decode_passes),
@@ -196,11 +198,13 @@ const VLLM_GAUGES: [Figure<f64>; 3] = [
     }),
 ];
 
-const VLLM_COUNTERS: [Figure<u64>; 5] = [
+const VLLM_COUNTERS: [Figure<u64>; 7] = [
     ("vllm:prompt_tokens", "Tokens of prompts", |stats| stats.prompt_tokens),
     ("vllm:generation_tokens", "Tokens that were sampled", |stats| stats.completion_tokens),
     ("vllm:prefix_cache_queries", "Tokens of prompts that were looked up", |stats| stats.prompt_tokens),
     ("vllm:prefix_cache_hits", "Tokens of prompts that were cached", |stats| stats.cached_tokens),
+    ("vllm:spec_decode_num_draft_tokens", "Guesses that were verified", |stats| stats.drafted_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Guesses that became tokens", |stats| stats.accepted_tokens),
     ("vllm:num_preemptions", "Requests that gave way to others", |stats| stats.preempted),
 ];
 

@@ -46,6 +46,9 @@ pub(crate) struct Tokens {
     pub(crate) prompt: usize,
     pub(crate) cached: usize,
     pub(crate) written: usize,
+    /// Guesses that were verified, and those of them that came true.
+    pub(crate) drafted: usize,
+    pub(crate) accepted: usize,
     /// Those of `written` before the end of reasoning.
     pub(crate) reasoning: usize,
 }
@@ -172,7 +175,9 @@ impl<'a> Replies<'a> {
                 Some(self.failed(index, ApiError::stopping()))
             }
             Event::Finished { finish, usage, .. } => {
-                self.replies[index].tokens.written = usage.completion_tokens;
+                let tokens = &mut self.replies[index].tokens;
+                tokens.written = usage.completion_tokens;
+                (tokens.drafted, tokens.accepted) = (usage.drafted_tokens, usage.accepted_tokens);
                 let end = if finish == Finish::Length { End::Length } else { End::Stop };
                 Some(self.ended(index, None, Piece::default(), end))
             }
@@ -228,14 +233,18 @@ impl<'a> Replies<'a> {
             reply.tokens.reasoning = 0;
         }
         let tokens = reply.tokens;
-        let Tokens { prompt, cached, written, .. } = tokens;
+        let Tokens { prompt, cached, written, drafted, accepted, .. } = tokens;
         let why = match end {
             End::Length => "length",
             End::Calls => "calls",
             End::Stop | End::StopText(_) => "stop",
         };
         self.app.metrics.replied(&self.app.served.name, why, self.record.start.elapsed());
-        self.record.say(format!("prompt {prompt} cached {cached} written {written} {why}"));
+        let guesses = match drafted {
+            0 => String::new(),
+            _ => format!(" guessed {drafted} right {accepted}"),
+        };
+        self.record.say(format!("prompt {prompt} cached {cached} written {written}{guesses} {why}"));
         Step::Ended { id, piece, end, tokens }
     }
 

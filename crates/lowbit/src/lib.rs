@@ -89,8 +89,8 @@ pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu:
 pub use lowbit_models::{
     Cache, ComparedToken, Constraint, DraftModel, Drafter, Finish, Generation, GenerationOptions, Grammar,
     Logits, Model, ModelError, Mtp, Ngrams, Perplexity, Predictor, Scoring, Session, Speculated, Speculation,
-    Statistics, Target, compare, compare_layers, dry_batches, dry_chat, dry_generation, dry_perplexity,
-    dry_pooled, dry_speculation, layers::DecoderConfig, perplexity,
+    Statistics, Target, compare, compare_layers, dry_batches, dry_chat, dry_generation, dry_guesses,
+    dry_perplexity, dry_pooled, dry_speculation, layers::DecoderConfig, perplexity,
 };
 
 /// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates.

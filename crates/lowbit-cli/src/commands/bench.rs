@@ -1,4 +1,5 @@
 mod batch;
+mod batch_guesses;
 mod model;
 mod request;
 mod scaling;
@@ -79,7 +80,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     arguments.guesses.check()?;
     if arguments.model.is_named() {
-        return if arguments.batch.is_empty() { model::run(arguments) } else { batch::run(arguments) };
+        return match (arguments.batch.is_empty(), arguments.guesses.draft_accept) {
+            (true, _) => model::run(arguments),
+            (false, None) => batch::run(arguments),
+            (false, Some(_)) => batch_guesses::run(arguments),
+        };
     }
     for (flag, given) in [
         ("--prompt-tokens", !arguments.prompt_tokens.is_empty()),

@@ -1,3 +1,4 @@
+mod guesses;
 mod models;
 
 use super::context::context;
@@ -6,9 +7,10 @@ use crate::options::{Loaded, ModelOptions, at_least_one};
 use crate::sampling::SamplingOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, memory, out};
+use guesses::ServerSpeculation;
 use lowbit::{Device, dry_batches, dry_pooled};
-use lowbit_engine::{Backend, Engine, EngineOptions, Stats};
-use lowbit_serve::{Keys, Log, MetricNames, ServeOptions, Served, Server};
+use lowbit_engine::{Backend, CacheEvents, Engine, EngineOptions, Stats};
+use lowbit_serve::{Keys, KvPublisher, Log, MetricNames, ServeOptions, Served, Server};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +30,8 @@ pub struct Arguments {
     listen: Listen,
     #[command(flatten)]
     engine: Limits,
+    #[command(flatten)]
+    speculation: ServerSpeculation,
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
@@ -67,6 +71,14 @@ struct Listen {
     /// The names of the figures in /metrics: lowbit's own, or vLLM's, which gateways read.
     #[arg(long, value_enum, value_name = "NAMES", default_value_t = Names::Lowbit)]
     metrics_names: Names,
+    /// Tell routers which blocks of tokens are cached, as vLLM does, over ZeroMQ: tcp://HOST:PORT
+    /// connects to one, tcp://*:PORT and @tcp://HOST:PORT wait for some. The tokens of prompts go
+    /// out as they are, to anyone who subscribes.
+    #[arg(long, value_name = "ENDPOINT", conflicts_with = "models")]
+    kv_events: Option<String>,
+    /// The topic of these events.
+    #[arg(long, value_name = "TOPIC", default_value = "", requires = "kv_events", hide_default_value = true)]
+    kv_events_topic: String,
     /// Leave the line x-anthropic-billing-header in system prompts: it is another in each request,
     /// so that nothing of such a prompt is found in the cache.
     #[arg(long)]
@@ -101,6 +113,10 @@ struct Limits {
     /// [default: a quarter of the free memory and at most 16 on a CPU; 85 % of what the weights leave on a GPU].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     cache_memory: Option<f64>,
+    /// The time between two tokens of a reply that others' prompts may not exceed on average; no
+    /// two are twice as far apart [default: 25 on a GPU, 250 on a CPU].
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    target_itl: Option<u64>,
     /// Keep no caches for later requests: each prompt is read whole.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -135,7 +151,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         server.run_offered(offers, most, log, || interrupts.stop())?;
     } else {
         let ask = (&arguments.model, arguments.engine.ctx_size);
-        let prepared = Prepared::load(&arguments, ask, arguments.listen.alias.clone(), 1)?;
+        let publisher = arguments.listen.publisher()?;
+        let events = publisher.as_ref().map(KvPublisher::events);
+        let prepared = Prepared::load(&arguments, ask, arguments.listen.alias.clone(), (1, events))?;
         out::note!("{}", prepared.ready());
         say(address, prepared.first);
         let (served, engine) = prepared.loaded();
@@ -156,12 +174,13 @@ struct Prepared {
 
 impl Prepared {
     /// Loads a model with this context, and starts its engine, whose caches have a `share`-th of
-    /// the memory for caches. It has these names, and the one that it was opened by.
+    /// the memory for caches and tells their changes. It has these names, and the one that it was
+    /// opened by.
     fn load(
         arguments: &Arguments,
         (model, asked): (&ModelOptions, Option<usize>),
         mut names: Vec<String>,
-        share: usize,
+        (share, events): (usize, Option<CacheEvents>),
     ) -> Result<Self, Failure> {
         let opened = model.open_to_chat()?;
         let template = arguments.template.load(&opened.checkpoint)?;
@@ -170,13 +189,16 @@ impl Prepared {
         let pooling = opened.checkpoint.embedding_config()?.pooling;
         let loaded = opened.load(|model| {
             dry_batches(model, arguments.engine.max_running, sampling.first())?;
+            arguments.speculation.compile(model, arguments.engine.max_running, sampling.first())?;
             pooling.map_or(Ok(()), |pooling| dry_pooled(model, pooling))
         })?;
         let (context, note) = context(&loaded, asked)?;
         if let Some(note) = note {
             out::note!("{note}");
         }
-        let options = arguments.engine.options(&loaded, share);
+        let mut options = arguments.engine.options(&loaded, share);
+        options.guesses = arguments.speculation.load(&loaded)?;
+        options.cache_events = events;
         let Loaded { checkpoint, tokenizer, model: own, seconds } = loaded;
         let vocab_size = own.config().vocab_size;
         let engine = Engine::start(own.clone(), options)?;
@@ -245,6 +267,13 @@ impl Listen {
         options.drain = Duration::from_secs(self.drain_seconds);
         Ok(options)
     }
+
+    /// Publishes changes of caches, if it is wanted.
+    fn publisher(&self) -> Result<Option<KvPublisher>, Failure> {
+        let start = |endpoint: &String| KvPublisher::start(endpoint, &self.kv_events_topic);
+        let publisher = self.kv_events.as_ref().map(start).transpose();
+        publisher.map_err(|error| format!("--kv-events: {error}").into())
+    }
 }
 
 /// Caches on a CPU take at most this many bytes unless a flag says otherwise.
@@ -257,6 +286,8 @@ impl Limits {
             .with_max_running(self.max_running)
             .with_max_waiting(self.max_waiting)
             .with_prefix_cache(!self.no_prefix_cache);
+        let target = self.target_itl.map_or(options.target_inter_token, Duration::from_millis);
+        let options = options.with_target_inter_token(target);
         let bytes = match (self.cache_memory, loaded.model.device()) {
             (Some(size), _) => Some((size * 1e9) as u64),
             (None, Device::Cpu(_)) => memory::available_bytes().map(|free| (free / 4).min(MOST_ON_CPU)),

@@ -6,7 +6,7 @@ pub const TEXT_ALONE: &str = "lowbit reads text alone";
 pub const NO_TEXT: &str = "lowbit writes text and makes embeddings; it makes no images or speech";
 pub const EMBEDDINGS: &str = "`lowbit embed -m MODEL TEXT ..` makes embeddings";
 pub const DRAFTS: &str = "generate and chat have --speculate ngram, --speculate mtp and --draft-model MODEL, which run as the \
-    model does; --draft-max and --draft-min limit their guesses";
+    model does; --draft-max and --draft-min limit their guesses; serve has --speculate and --draft-max";
 pub const ONE_DEVICE: &str = "a model is on one device, whole, which --device names";
 pub const AFFINITY: &str = "start lowbit with numactl or taskset";
 pub const CACHES: &str = "keys and values are cached in one type, which --cache-type names (8 bits are q8_0); --ctx-size limits their length";

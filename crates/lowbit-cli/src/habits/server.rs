@@ -1,5 +1,6 @@
 //! Flags of llama-server and of mlx_lm.server that `lowbit serve` does not have under that name.
 
+use super::drafts::{DRAFT_MAX, DRAFT_MIN, DRAFT_MODEL, spec_type};
 use super::instead::Instead::{self, *};
 use super::reasons::EMBEDDINGS;
 
@@ -13,6 +14,10 @@ const PAGE: &str = "a small page is always at /";
 const ONE_MODEL: &str =
     "one model is served, and it stays loaded; --models FILE serves several, loaded when asked for";
 const PROMPTS: &str = "requests have their prompts and messages";
+
+const NO_DRAFT_MODEL: &str = "a draft model is not served yet: --speculate ngram guesses from the text, \
+    --speculate mtp asks the model's own layer";
+const AS_PAY: &str = "as many guesses are verified as pay";
 
 /// As in `table.rs`.
 pub const FLAGS: &[(Option<&str>, &[&str], Instead)] = &[
@@ -50,5 +55,12 @@ pub const FLAGS: &[(Option<&str>, &[&str], Instead)] = &[
     (SERVE, &["--verbose", "-v"], Nothing(0, LOGGED)),
     (SERVE, &["--reasoning-format"], Nothing(1, "reasoning is in reasoning_content, apart from the answer")),
     (SERVE, &["-embd", "--embedding", "--embeddings", "--reranking", "--rerank"], Say(EMBEDDINGS)),
+    (SERVE, DRAFT_MODEL, Say(NO_DRAFT_MODEL)),
+    (SERVE, &["--draft-model"], Say(NO_DRAFT_MODEL)),
+    (SERVE, DRAFT_MAX, Is("--draft-max")),
+    (SERVE, DRAFT_MIN, Nothing(1, AS_PAY)),
+    (SERVE, &["--draft-min"], Nothing(1, AS_PAY)),
+    (SERVE, &["--spec-type"], Value(spec_type)),
+    (SERVE, &["--mtp"], Means("--speculate", "mtp")),
     (SERVE, &["-p", "--prompt", "-f", "--file", "-sys", "--system-prompt"], Say(PROMPTS)),
 ];

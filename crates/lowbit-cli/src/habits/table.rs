@@ -2,6 +2,7 @@
 //! name, one by one. `classes.rs` has those that come in kinds.
 
 use super::classes;
+use super::drafts::{DRAFT_MAX, DRAFT_MIN, DRAFT_MODEL, spec_type};
 use super::instead::Instead::{self, *};
 use super::reasons::*;
 
@@ -363,10 +364,6 @@ const FLAGS: &[(Command, &[&str], Instead)] = &[
 const CACHE_TYPES: &[&str] =
     &["-ctk", "-ctv", "--cache-type", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype", "--kv-bits"];
 /// llama.cpp's names of the model that guesses, and of the numbers of guesses.
-const DRAFT_MODEL: &[&str] =
-    &["-md", "-hfd", "-hfrd", "--model-draft", "--hf-repo-draft", "--spec-draft-model", "--spec-draft-hf"];
-const DRAFT_MAX: &[&str] = &["--draft", "--draft-n", "--spec-draft-n-max"];
-const DRAFT_MIN: &[&str] = &["--draft-n-min", "--spec-draft-n-min"];
 const INTERACTIVE: &[&str] =
     &["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first", "-ins", "--instruct"];
 
@@ -391,16 +388,6 @@ fn is_hub(url: &str) -> bool {
 
 /// Thinking on and off, as most templates call it.
 /// llama.cpp's kinds of speculation.
-fn spec_type(value: &str) -> Option<Instead> {
-    Some(match value {
-        "none" => Nothing(1, "nothing is guessed unless --speculate or --draft-model says so"),
-        "draft-mtp" => Means("--speculate", "mtp"),
-        "draft-simple" => Nothing(1, "--draft-model names the model that guesses"),
-        _ if value.starts_with("ngram-") => Means("--speculate", "ngram"),
-        _ => Say(DRAFTS),
-    })
-}
-
 fn reasoning(value: &str) -> Option<Instead> {
     match value {
         "on" | "true" => Some(Means("--chat-template-kwargs", "{\"enable_thinking\": true}")),

@@ -19,8 +19,6 @@ use std::borrow::Cow;
 
 /// Values that a unit decodes at a time.
 pub const RUN: usize = 32;
-/// Values per superblock.
-const SUPERBLOCK: usize = 256;
 
 /// A format as kernels know it at compile time: its [`Scheme`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,16 +76,10 @@ impl Layout {
 
     /// Elements of the scales and of the biases for `runs` runs of a row, a whole number of groups.
     pub fn elements(self, runs: usize) -> (usize, usize) {
-        match self.scales {
-            Scales::One => (0, 0),
-            Scales::E8M0 { .. } => (runs, 0),
-            Scales::E4M3 => (2 * runs, 0),
-            Scales::Group { size, biased, .. } => {
-                let groups = runs * RUN / size;
-                (groups, if biased { groups } else { 0 })
-            }
-            Scales::Super { .. } | Scales::SuperWithMinima { .. } => (runs, runs * RUN / SUPERBLOCK),
-        }
+        let Self { bits, codes, scales } = self;
+        let [_, of_scales, of_biases] = Scheme { bits, codes, scales }.bytes(runs * RUN);
+        let (scale, bias) = self.scale_sizes();
+        (of_scales / scale, of_biases / bias)
     }
 
     /// The words of codes per load: a run is a whole number of loads.
@@ -98,10 +90,7 @@ impl Layout {
 
 /// Bytes of the three components of `n` rows of `k` values, as [`repack`] gives them.
 pub fn repacked_bytes(format: Format, n: usize, k: usize) -> [usize; 3] {
-    let layout = Layout::of(format);
-    let (runs, (scale_bytes, bias_bytes)) = (k.div_ceil(RUN), layout.scale_sizes());
-    let (scales, biases) = layout.elements(runs);
-    [runs * 4 * layout.bits, scales * scale_bytes, biases * bias_bytes].map(|row| n * row)
+    format.scheme().bytes(k.next_multiple_of(RUN)).map(|row| n * row)
 }
 
 /// The three components of `n` rows of `k` values, repacked.
@@ -174,12 +163,13 @@ impl Repack {
                 }
             }
             Scales::E8M0 { .. } => scales.push(*scale as u8),
+            Scales::E4M3 => scales.extend(sub_scales[..self.values / 16].iter().map(|&scale| scale as u8)),
             Scales::Super { size } => {
-                scales.extend(sub_scales[..SUPERBLOCK / size].iter().map(|&scale| scale as u8));
+                scales.extend(sub_scales[..self.values / size].iter().map(|&scale| scale as u8));
                 biases.extend(scale.to_le_bytes());
             }
             Scales::SuperWithMinima { size } => {
-                for (&scale, &min) in sub_scales.iter().zip(sub_minima).take(SUPERBLOCK / size) {
+                for (&scale, &min) in sub_scales.iter().zip(sub_minima).take(self.values / size) {
                     let (scale, min) = (scale as u8, min as u8);
                     match size {
                         // Two sub-blocks per run, in 16 bits.
@@ -190,7 +180,7 @@ impl Repack {
                 biases.extend(scale.to_le_bytes());
                 biases.extend(min.to_le_bytes());
             }
-            Scales::One | Scales::E4M3 => unreachable!("no format has blocks with such scales"),
+            Scales::One => unreachable!("no format has blocks with such scales"),
         }
     }
 }
@@ -222,6 +212,9 @@ pub use with_components;
 mod tests {
     use super::*;
     use lowbit_formats::{E2M1, E4M3, E8M0, FloatType, Minifloat};
+
+    /// Values per superblock.
+    const SUPERBLOCK: usize = 256;
 
     /// Value `i` of a row, read from the row's components as kernels do, but with a host's
     /// arithmetic.
@@ -294,7 +287,7 @@ mod tests {
                 let components = [row_of(0), row_of(1), row_of(2)];
                 for (i, &want) in want[row * k..][..k].iter().enumerate() {
                     let got = value(layout, components, i);
-                    // -0 is 0: ggml's MXFP4 has no -0.
+                    // -0 is 0: ggml's MXFP4 and NVFP4 have no -0.
                     assert!(
                         got == want || got.is_nan() && want.is_nan(),
                         "{format} [{row}, {i}]: {got}, {want}"

@@ -160,20 +160,6 @@ impl Layout {
 
     /// Bytes per panel of the codes, the scales and the biases.
     pub fn bytes(&self) -> [usize; 3] {
-        let values = self.spans() * SPAN;
-        let groups = values / self.scale_group();
-        let (scales, biases) = match self.scheme.scales {
-            Scales::One => (0, 0),
-            Scales::E8M0 { .. } | Scales::E4M3 => (groups, 0),
-            Scales::Group { float, biased, .. } => {
-                let bytes = groups * float.size();
-                (bytes, if biased { bytes } else { 0 })
-            }
-            Scales::Super { .. } => (groups, values / SUPERBLOCK * 2),
-            // Scale and minimum in one byte.
-            Scales::SuperWithMinima { size: 16 } => (groups, values / SUPERBLOCK * 4),
-            Scales::SuperWithMinima { .. } => (2 * groups, values / SUPERBLOCK * 4),
-        };
-        [self.spans() * self.scheme.bits * 64, scales * ROWS, biases * ROWS]
+        self.scheme.bytes(self.spans() * SPAN).map(|row| row * ROWS)
     }
 }

@@ -1,6 +1,6 @@
 //! From a format's own components to panels.
 
-use super::{Layout, QUADS, ROWS, SPAN, SUPERBLOCK, bits};
+use super::{Layout, QUADS, ROWS, SPAN, bits};
 use crate::Cpu;
 use crate::simd::{Kernel, Simd};
 use lowbit_formats::{BlockScales, Format, Parts, Scales, Scheme, Unpacked};
@@ -95,9 +95,9 @@ impl Panel<'_> {
         &mut self.values[lane * spans..][..spans]
     }
 
-    /// The scales of GGML block `index` of a row.
+    /// The scales of GGML block `index` of a row, which has `count` groups.
     #[inline(always)]
-    fn put_scales(&mut self, lane: usize, index: usize, block: &BlockScales) {
+    fn put_scales(&mut self, lane: usize, (index, count): (usize, usize), block: &BlockScales) {
         let BlockScales { scale, min, sub_scales, sub_minima } = block;
         let Self { scales, biases, .. } = self;
         match self.layout.scheme.scales {
@@ -108,15 +108,18 @@ impl Panel<'_> {
                 }
             }
             Scales::E8M0 { .. } => put(scales, index * ROWS + lane, [*scale as u8]),
-            Scales::Super { size } => {
-                let count = SUPERBLOCK / size;
+            Scales::E4M3 => {
+                for (i, &scale) in sub_scales[..count].iter().enumerate() {
+                    put(scales, (index * count + i) * ROWS + lane, [scale as u8]);
+                }
+            }
+            Scales::Super { .. } => {
                 for (i, &scale) in sub_scales[..count].iter().enumerate() {
                     put(scales, (index * count + i) * ROWS + lane, [scale as u8]);
                 }
                 put(biases, index * ROWS + lane, scale.to_le_bytes());
             }
             Scales::SuperWithMinima { size } => {
-                let count = SUPERBLOCK / size;
                 for (i, (&scale, &min)) in sub_scales.iter().zip(sub_minima).take(count).enumerate() {
                     let (group, scale, min) = (index * count + i, scale as u8, min as u8);
                     if size == 16 {
@@ -129,7 +132,7 @@ impl Panel<'_> {
                 put(biases, 2 * index * ROWS + lane, scale.to_le_bytes());
                 put(biases, (2 * index + 1) * ROWS + lane, min.to_le_bytes());
             }
-            Scales::One | Scales::E4M3 => unreachable!("no format has blocks with such scales"),
+            Scales::One => unreachable!("no format has blocks with such scales"),
         }
     }
 }
@@ -179,11 +182,12 @@ impl Source {
         };
         let bytes = self.rows[0] / (panel.layout.k / self.block);
         let (spans, mut block) = (self.block / SPAN, Unpacked::default());
+        let groups = self.block / panel.layout.scale_group();
         for (index, bytes) in part(0).chunks_exact(bytes).enumerate() {
             unpack(bytes, &mut block);
             let codes = block.codes.as_chunks().0;
             panel.row(lane)[index * spans..][..spans].copy_from_slice(&codes[..spans]);
-            panel.put_scales(lane, index, &block.scales);
+            panel.put_scales(lane, (index, groups), &block.scales);
         }
     }
 

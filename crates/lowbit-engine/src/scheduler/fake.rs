@@ -1,7 +1,7 @@
 //! A model for simulations: it writes integers, and its memory and its time are counted.
 
 use super::Scheduler;
-use crate::runner::{BLOCK, Outcome, Part, Row, Runner, Sampled, Sizes};
+use crate::runner::{BLOCK, GuessLimits, Outcome, Part, Ran, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, EngineOptions, Finish, Request};
 use lowbit_kernels::KernelError;
 use lowbit_models::ModelError;
@@ -51,6 +51,11 @@ pub(super) struct Fake {
     /// so far.
     pub uncompiled: Rc<Cell<usize>>,
     pub compiled: Rc<Cell<usize>>,
+    pub limits: Rc<Cell<GuessLimits>>,
+    /// The tenths of guesses that are right.
+    pub right: Rc<Cell<u32>>,
+    /// The microseconds of a row of a step.
+    pub row: Rc<Cell<usize>>,
 }
 
 pub(super) struct FakeCache {
@@ -97,7 +102,22 @@ impl Fake {
         let (clock, bytes, passes, on_the_way) = Default::default();
         let most_parts = Rc::new(Cell::new(usize::MAX));
         let (uncompiled, compiled) = Default::default();
-        Self { sizes, clock, bytes, memory, passes, fixed, on_the_way, most_parts, uncompiled, compiled }
+        let (limits, right, row) = (Rc::default(), Rc::new(Cell::new(7)), Rc::new(Cell::new(100)));
+        Self {
+            sizes,
+            clock,
+            bytes,
+            memory,
+            passes,
+            fixed,
+            on_the_way,
+            most_parts,
+            uncompiled,
+            compiled,
+            limits,
+            right,
+            row,
+        }
     }
 
     fn takes(&self, micros: usize) {
@@ -190,7 +210,7 @@ impl Runner for Fake {
             return Err(EngineError::Panicked { message: "the pass failed".into() });
         }
         let mut drawn = vec![];
-        for Part { cache, tokens, places, marks, draws } in parts {
+        for Part { cache, tokens, places, marks, draws, .. } in parts {
             let start = cache.tokens.len();
             assert!(cache.tokens.len().is_multiple_of(BLOCK), "prompts are cut at blocks");
             cache.tokens.extend(tokens.iter().map(|&id| (id, true)));
@@ -202,7 +222,7 @@ impl Runner for Fake {
                 marks.push((place, FakeMark { tokens, _bytes: Bytes::new(self.sizes.states, &self.bytes) }));
             }
             let id = next(cache.tokens.iter().map(|&(id, _)| id));
-            drawn.extend(draws.is_some().then(|| match tokens.last() {
+            drawn.extend(draws.then(|| match tokens.last() {
                 Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
                 _ => Ok(Sampled { id, logprobs: None, ends: false }),
             }));
@@ -214,17 +234,31 @@ impl Runner for Fake {
         self.compiled.get()
     }
 
-    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Outcome>, EngineError> {
-        self.takes(2000 + 100 * rows.len());
-        let mut sampled = vec![];
-        for row in rows {
-            row.cache.tokens.push((row.token, false));
-            assert!(row.cache.tokens.len() <= row.cache.capacity, "there is room");
-            if row.samples {
-                let id = next(row.cache.tokens.iter().map(|&(id, _)| id));
-                sampled.push(Ok(Sampled { id, logprobs: None, ends: false }));
+    fn guess_limits(&self) -> GuessLimits {
+        self.limits.get()
+    }
+
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Ran>, EngineError> {
+        let guesses: usize = rows.iter().map(|row| row.guesses).sum();
+        assert!(guesses == 0 || rows.len() + guesses <= self.limits.get().rows);
+        self.takes(2000 + self.row.get() * (rows.len() + guesses));
+        let mut all = vec![];
+        for Row { cache, text, samples, guesses, .. } in rows {
+            assert_eq!(cache.tokens.len() + 1, text.len());
+            cache.tokens.push((text[text.len() - 1], false));
+            assert!(cache.tokens.len() + *guesses <= cache.capacity, "there is room");
+            let mut ran = Ran { drawn: vec![], drafted: *guesses };
+            let mut goes_on = *samples;
+            while goes_on {
+                let id = next(cache.tokens.iter().map(|&(id, _)| id));
+                ran.drawn.push(Ok(Sampled { id, logprobs: None, ends: false }));
+                let place = cache.tokens.len() as u32;
+                let is_right = place.wrapping_mul(2_654_435_761).rotate_left(9) % 10 < self.right.get();
+                goes_on = is_right && ran.drawn.len() <= *guesses;
+                cache.tokens.extend(goes_on.then_some((id, false)));
             }
+            all.push(ran);
         }
-        Ok(sampled)
+        Ok(all)
     }
 }

@@ -5,6 +5,7 @@ mod admit;
 mod cost;
 #[cfg(test)]
 mod fake;
+mod guess;
 mod run;
 #[cfg(test)]
 mod simulation;
@@ -12,8 +13,10 @@ mod simulation;
 use crate::runner::{BLOCK, Runner, Sizes};
 use crate::sequence::Sequence;
 use crate::store::Store;
-use crate::{Dropped, EngineError, EngineOptions, Finish, Request, Sink, Stats};
+use crate::{CacheEvent, Dropped, EngineError, EngineOptions, Finish, Request, Sink, Stats};
 use cost::Cost;
+use guess::Guessing;
+pub(crate) use guess::Share;
 use std::time::Duration;
 
 /// Requests, their caches, and the order in which they run.
@@ -30,6 +33,8 @@ pub(crate) struct Scheduler<R: Runner> {
     store: Store<R>,
     /// The time that passes over prompts take, as measured.
     cost: Cost,
+    /// The same of steps with guesses and without.
+    guessing: Guessing,
     /// The time that steps left for such passes, and none has taken yet.
     saved: Duration,
     counts: Stats,
@@ -78,10 +83,11 @@ impl<R: Runner> Scheduler<R> {
         Self {
             context: longest(&sizes, context, &options),
             counts: Stats { budget_bytes: options.cache_bytes, ..Stats::default() },
-            store: Store::new(sizes),
+            store: Store::new(sizes, options.cache_events.is_some()),
             waiting: vec![],
             running: vec![],
             cost: Cost::default(),
+            guessing: Guessing::default(),
             saved: Duration::ZERO,
             runner,
             sizes,
@@ -191,6 +197,11 @@ impl<R: Runner> Scheduler<R> {
         let dropped = Dropped { texts: self.store.len(), bytes: self.store.bytes() };
         while self.store.evict(None, (self.now)()) {}
         dropped
+    }
+
+    /// Changes of what prompts can find, since the last call.
+    pub(crate) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.store.tree.take_events()
     }
 
     fn running_bytes(&self) -> usize {

@@ -1,8 +1,8 @@
 //! The passes of a step: one token of each sequence that writes, then parts of prompts.
 
 use super::Scheduler;
-use crate::runner::{BLOCK, Outcome, Part, Row, Runner};
-use crate::sequence::{Live, Sequence};
+use crate::runner::{BLOCK, Outcome, Part, Ran, Row, Runner};
+use crate::sequence::Sequence;
 use crate::{EngineError, Event, Finish};
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,56 +13,93 @@ use std::time::Duration;
 const SAVED: u32 = 8;
 
 impl<R: Runner> Scheduler<R> {
-    /// Runs a token of each sequence whose prompt is done. Returns their number.
+    /// Runs a token of each sequence whose prompt is done, and guesses after it. Returns their
+    /// number.
     pub(super) fn decode(&mut self) -> Result<usize, EngineError> {
         self.make_rooms()?;
+        let guesses = self.guesses();
         let (mut rows, mut ids) = (vec![], vec![]);
         for sequence in self.running.iter_mut().filter(|sequence| sequence.is_decoding()) {
             let Sequence { id, live: Some(live), sampler: Some(sampler), text, request, .. } = sequence
             else {
                 continue;
             };
+            ids.push(*id);
             // After a preemption the next tokens are known.
-            let samples = live.position + 1 == text.len();
-            ids.push((*id, samples));
-            let (token, logprobs) = (text[live.position], request.logprobs);
-            rows.push(Row { cache: &mut live.held.cache, sampler, token, samples, logprobs });
+            let (samples, logprobs) = (live.position + 1 == text.len(), request.logprobs);
+            let (text, cache) = (&text[..=live.position], &mut live.held.cache);
+            let guesses = guesses.get(id).copied().unwrap_or(0);
+            rows.push(Row { cache, sampler, text, samples, logprobs, guesses });
         }
         if rows.is_empty() {
             return Ok(0);
         }
-        let before = (self.now)();
+        let (before, compiled) = ((self.now)(), self.runner.compilations());
         let results = self.runner.decode(&mut rows);
         drop(rows);
+        let took = (self.now)().saturating_sub(before);
         self.counts.decode_passes += 1;
         self.counts.decode_rows += ids.len() as u64;
-        self.counts.decode_time += (self.now)().saturating_sub(before);
+        self.counts.decode_time += took;
         match results {
             Err(error) if error.is_lost() => return Err(error),
-            Err(error) => ids.iter().for_each(|&(id, _)| self.end(id, Err(error.clone()))),
+            Err(error) => ids.iter().for_each(|&id| self.end(id, Err(error.clone()))),
             Ok(results) => {
-                for &(id, _) in &ids {
-                    if let Some(live) = self.live(id) {
-                        live.position += 1;
-                    }
+                // Of a pass that compiled a kernel nothing can be learned about the next ones.
+                if self.runner.compilations() == compiled {
+                    let drafted = results.iter().map(|ran| ran.drafted).sum();
+                    self.guessing.measured(ids.len(), drafted, took);
                 }
-                let sampling = ids.iter().filter(|(_, samples)| *samples);
-                for (&(id, _), result) in sampling.zip(results) {
-                    self.sampled(id, result);
-                }
+                ids.iter().zip(results).for_each(|(&id, ran)| self.ran(id, ran));
             }
         }
         self.sweep();
         Ok(ids.len())
     }
 
-    fn live(&mut self, id: u64) -> Option<&mut Live<R>> {
-        self.running.iter_mut().find(|sequence| sequence.id == id)?.live.as_mut()
+    /// The guesses that pay, of each sequence whose next token is sampled.
+    fn guesses(&self) -> HashMap<u64, usize> {
+        let limits = self.runner.guess_limits();
+        if limits.most == 0 {
+            return HashMap::new();
+        }
+        let (mut ids, mut each, mut count) = (vec![], vec![], 0);
+        for sequence in self.running.iter().filter(|sequence| sequence.is_decoding()) {
+            count += 1;
+            let Some(live) = sequence.live.as_ref().filter(|live| live.position + 1 == sequence.text.len())
+            else {
+                continue;
+            };
+            // The last token of a reply is not run, nor is one that the context has no place for.
+            let unwritten = sequence.request.options.max_tokens.saturating_sub(sequence.sampled() + 1);
+            let room = live.held.capacity.min(self.context).saturating_sub(live.position + 1);
+            ids.push(sequence.id);
+            each.push((sequence.share, limits.most.min(unwritten).min(room)));
+        }
+        ids.into_iter().zip(self.guessing.plan(count, &each, limits)).collect()
+    }
+
+    /// A sequence's row has run, with guesses behind it.
+    fn ran(&mut self, id: u64, Ran { drawn, drafted }: Ran) {
+        let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
+        let Some(live) = &mut sequence.live else { return };
+        live.position += drawn.len().max(1);
+        if !drawn.is_empty() {
+            let accepted = drawn.len() - 1;
+            sequence.share.take(drafted, accepted);
+            sequence.drafted += drafted;
+            sequence.accepted += accepted;
+            self.counts.drafted_tokens += drafted as u64;
+            self.counts.accepted_tokens += accepted as u64;
+        }
+        // What was guessed behind a reply's end is not looked at.
+        drawn.into_iter().for_each(|result| self.sampled(id, result));
     }
 
     fn sampled(&mut self, id: u64, result: Outcome) {
         let (now, context) = ((self.now)(), self.context);
-        let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) else { return };
+        let running = self.running.iter_mut().find(|sequence| sequence.id == id && !sequence.is_cancelled);
+        let Some(sequence) = running else { return };
         let ended = match result {
             Ok(sampled) => {
                 self.counts.completion_tokens += 1;
@@ -160,13 +197,13 @@ impl<R: Runner> Scheduler<R> {
                 continue;
             };
             let (total, wants) = (request.prompt.len(), request.options.max_tokens > 0);
-            let draws = (end == total && text.len() == total && wants).then_some((sampler, request.logprobs));
+            let (draws, logprobs) = (end == total && text.len() == total && wants, request.logprobs);
             tokens += end - live.position;
-            read.push((*id, end, draws.is_some()));
+            read.push((*id, end, draws));
             let text = &text[live.position..end];
             let places = places.get(id).map_or(&[][..], Vec::as_slice);
             let cache = &mut live.held.cache;
-            parts.push(Part { cache, tokens: text, places, marks: vec![], draws });
+            parts.push(Part { cache, tokens: text, places, marks: vec![], sampler, draws, logprobs });
         }
         let compiled = self.runner.compilations();
         let drawn = match self.runner.prefill(&mut parts) {

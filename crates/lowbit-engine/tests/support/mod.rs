@@ -28,14 +28,17 @@ pub fn exact(name: &str) -> Model {
 
 /// The same, with products in integers unless they are to be exact.
 pub fn load(name: &str, exact: bool) -> Model {
+    let target = Target::new(&Device::cpu(Some(2)).unwrap(), None).unwrap().with_exact(exact);
+    Model::load_for(&checkpoint(name), target).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn checkpoint(name: &str) -> Checkpoint {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = match name {
         "demo-4bit" => root.join("models"),
         _ => root.join("tests/vectors/models"),
     };
-    let checkpoint = Checkpoint::open(&folder.join(name)).unwrap_or_else(|error| panic!("{error}"));
-    let target = Target::new(&Device::cpu(Some(2)).unwrap(), None).unwrap().with_exact(exact);
-    Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
+    Checkpoint::open(&folder.join(name)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Options whose prompts are always read in whole parts, however slow the machine is.

@@ -7,6 +7,9 @@ pub(crate) mod foreign;
 mod foreign_tests;
 mod generation;
 mod gguf;
+mod global_scale;
+#[cfg(test)]
+mod global_scale_tests;
 mod gpt_oss;
 mod index;
 mod makers;
@@ -17,6 +20,7 @@ mod scoring;
 mod tests;
 mod unwritten;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -67,8 +71,10 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Description {
-    Directory { layout: Layout, config: Value, maker: Option<makers::Maker> },
-    Gguf(Metadata),
+    /// The weights of MLX that have a float per matrix are `multiplied` by it.
+    Directory { layout: Layout, config: Value, maker: Option<makers::Maker>, multiplied: HashSet<String> },
+    /// The kinds of tensors `without_effect` are left out.
+    Gguf { metadata: Metadata, without_effect: Vec<String> },
 }
 
 impl Checkpoint {
@@ -132,7 +138,8 @@ impl Checkpoint {
             tensors = gpt_oss::adapt(&config_path, &tensors, maker.as_mut())?;
         }
         let layout = if mlx { Layout::Mlx } else { Layout::HuggingFace };
-        Ok(Self::new(path, tensors, Description::Directory { layout, config, maker }))
+        Self::new(path, tensors, Description::Directory { layout, config, maker, multiplied: HashSet::new() })
+            .with_products()
     }
 
     fn open_gguf(path: &Path, file: &Path) -> Result<Self, FileError> {
@@ -140,14 +147,33 @@ impl Checkpoint {
         if let Some(problem) = foreign::gguf_kind(&metadata) {
             return Err(FileError::not_a_checkpoint(file, problem));
         }
-        Ok(Self::new(path, tensors, Description::Gguf(metadata)))
+        Self::new(path, tensors, Description::Gguf { metadata, without_effect: vec![] }).with_products()
+    }
+
+    /// The scales of NVFP4's weights times the floats of whole matrices, where these are tensors of
+    /// their own.
+    fn with_products(mut self) -> Result<Self, FileError> {
+        match &mut self.description {
+            Description::Gguf { metadata, without_effect } => {
+                (self.tensors, *without_effect) = global_scale::of_gguf(metadata, self.tensors)?;
+            }
+            Description::Directory { layout: Layout::Mlx, maker: None, .. } => {
+                let (tensors, modules) = global_scale::of_mlx(&self)?;
+                self.tensors = tensors;
+                if let Description::Directory { multiplied, .. } = &mut self.description {
+                    *multiplied = modules;
+                }
+            }
+            Description::Directory { .. } => {}
+        }
+        Ok(self)
     }
 
     /// The layout.
     pub fn layout(&self) -> Layout {
         match self.description {
             Description::Directory { layout, .. } => layout,
-            Description::Gguf(_) => Layout::Gguf,
+            Description::Gguf { .. } => Layout::Gguf,
         }
     }
 
@@ -163,7 +189,7 @@ impl Checkpoint {
     pub fn config(&self) -> Result<&Value, FileError> {
         match &self.description {
             Description::Directory { config, .. } => Ok(config),
-            Description::Gguf(_) => {
+            Description::Gguf { .. } => {
                 Err(FileError::not_a_checkpoint(&self.path, "is GGUF and has no config.json"))
             }
         }
@@ -173,7 +199,7 @@ impl Checkpoint {
     fn maker(&self) -> Option<&makers::Maker> {
         match &self.description {
             Description::Directory { maker, .. } => maker.as_ref(),
-            Description::Gguf(_) => None,
+            Description::Gguf { .. } => None,
         }
     }
 
@@ -186,7 +212,10 @@ impl Checkpoint {
     /// The kinds of tensors that the tool which quantised it wrote for activations in few bits.
     /// They change nothing here, where activations are floats.
     pub fn without_effect(&self) -> &[String] {
-        self.maker().map_or(&[], |maker| &maker.without_effect)
+        match &self.description {
+            Description::Directory { maker, .. } => maker.as_ref().map_or(&[], |maker| &maker.without_effect),
+            Description::Gguf { without_effect, .. } => without_effect,
+        }
     }
 
     /// The number of that tool's weights that become f32 when they are read, since no format of
@@ -199,7 +228,7 @@ impl Checkpoint {
     pub fn metadata(&self) -> Option<&Metadata> {
         match &self.description {
             Description::Directory { .. } => None,
-            Description::Gguf(metadata) => Some(metadata),
+            Description::Gguf { metadata, .. } => Some(metadata),
         }
     }
 

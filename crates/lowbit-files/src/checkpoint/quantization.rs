@@ -3,7 +3,7 @@ use std::path::Path;
 use lowbit_formats::{DType, FloatType, Format, FormatError};
 use serde_json::Value;
 
-use super::{Checkpoint, makers, mismatch};
+use super::{Checkpoint, Description, makers, mismatch};
 use crate::names::CONFIG;
 use crate::{FileError, shown};
 
@@ -13,6 +13,11 @@ use crate::{FileError, shown};
 pub struct Quantization(Format);
 
 impl Quantization {
+    /// That of a weight in `format`.
+    pub(super) fn of(format: Format) -> Self {
+        Self(format)
+    }
+
     /// The format of a weight with this quantization, whose `scales` tensor has the type `scales`.
     ///
     /// # Errors
@@ -43,6 +48,11 @@ impl Checkpoint {
     pub fn quantization(&self, path: &str) -> Result<Option<Quantization>, FileError> {
         if let Some(maker) = self.maker() {
             return Ok(maker.modules.get(path).copied().map(Quantization));
+        }
+        if let Description::Directory { multiplied, .. } = &self.description
+            && multiplied.contains(path)
+        {
+            return Ok(Some(Quantization(Format::Fp4)));
         }
         let Some((key, settings)) = self.config().ok().and_then(find) else { return Ok(None) };
         let file = self.path().join(CONFIG);
@@ -79,7 +89,7 @@ impl Checkpoint {
 }
 
 /// MLX's settings, which mlx-lm writes under both keys, or another method's.
-fn find(config: &Value) -> Option<(&'static str, &Value)> {
+pub(super) fn find(config: &Value) -> Option<(&'static str, &Value)> {
     let text_config = config.get("text_config").unwrap_or(&Value::Null);
     [("quantization", config), ("quantization_config", config), ("quantization_config", text_config)]
         .into_iter()

@@ -1,5 +1,6 @@
 //! A checkpoint as readers will see it once it is written.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`FileError::Io`] when the system has no addresses for the largest tensor,
-    /// [`FileError::DuplicateTensor`].
+    /// [`FileError::DuplicateTensor`]; [`FileError::Quantized`] as [`Self::open`] has it.
     pub fn unwritten(
         path: &Path,
         description: Unwritten,
@@ -63,9 +64,14 @@ impl Checkpoint {
         };
         let tensors = Tensors::new(tensors.into_iter().map(view).collect())?;
         let description = match description {
-            Unwritten::Mlx(config) => Description::Directory { layout: Layout::Mlx, config, maker: None },
-            Unwritten::Gguf(metadata) => Description::Gguf(metadata),
+            Unwritten::Mlx(config) => Description::Directory {
+                layout: Layout::Mlx,
+                config,
+                maker: None,
+                multiplied: HashSet::new(),
+            },
+            Unwritten::Gguf(metadata) => Description::Gguf { metadata, without_effect: vec![] },
         };
-        Ok(Self::new(path, tensors, description))
+        Self::new(path, tensors, description).with_products()
     }
 }

@@ -246,8 +246,8 @@ fn hostile_tensors_are_refused_by_name_and_sizes() {
             "t: Q4_0 stores rows in blocks of 32 values, but a row has 33",
         ),
         (
-            Pieces::new().tensor("t", &[64], 40, 0).data(64),
-            "t is of type NVFP4, which is not supported; supported are f32",
+            Pieces::new().tensor("t", &[32], 36, 0).data(64),
+            "t is of type IQ4_NL_4_4, which is not supported; supported are f32",
         ),
         (Pieces::new().tensor("t", &[32], 99, 0).data(64), "t is of type 99, which is not supported"),
         (

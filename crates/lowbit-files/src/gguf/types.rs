@@ -9,7 +9,7 @@ const PLAIN: [(u32, DType); 5] =
     [(24, DType::I8), (25, DType::I16), (26, DType::I32), (27, DType::I64), (28, DType::F64)];
 
 /// ggml's block types that have no [`Format`], to name them in errors.
-const UNSUPPORTED: [(u32, &str); 11] = [
+const UNSUPPORTED: [(u32, &str); 10] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
     (9, "Q8_1"),
@@ -20,7 +20,6 @@ const UNSUPPORTED: [(u32, &str); 11] = [
     (36, "IQ4_NL_4_4"),
     (37, "IQ4_NL_4_8"),
     (38, "IQ4_NL_8_8"),
-    (40, "NVFP4"),
 ];
 
 /// The tensor type with the number `ggml_type`.

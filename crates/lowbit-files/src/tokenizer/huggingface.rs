@@ -55,7 +55,7 @@ fn missing(folder: &Path) -> String {
     let tiktoken = || {
         let entries = folder.read_dir().ok()?;
         let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.into_iter().find(|name| name.ends_with(".tiktoken"))
+        names.into_iter().find(|name| name.ends_with(".tiktoken") || name == "tiktoken.model")
     };
     if has("tokenizer.model") {
         format!("it is missing; tokenizer.model (SentencePiece or tiktoken) is not read: {convert}")

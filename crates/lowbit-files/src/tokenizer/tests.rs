@@ -390,7 +390,7 @@ fn long_texts_take_linear_time_with_vocabularies_of_gguf() {
 
 #[test]
 fn what_stands_instead_of_tokenizer_json_is_named() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&[], "tokenizer: it is missing: copy it"),
         (
             &["tokenizer.model"],
@@ -400,6 +400,8 @@ fn what_stands_instead_of_tokenizer_json_is_named() {
         (&["vocab.json", "merges.txt"], "vocab.json and merges.txt do not say how text is cut"),
         (&["vocab.txt"], "vocab.txt (WordPiece)"),
         (&["qwen.tiktoken"], "qwen.tiktoken (tiktoken)"),
+        // Kimi's.
+        (&["tiktoken.model"], "tiktoken.model (tiktoken)"),
     ];
     for (files, want) in cases {
         let folder = tempfile::TempDir::new().unwrap();

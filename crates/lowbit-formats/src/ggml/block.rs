@@ -63,7 +63,7 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
                 });
             }
             Scales::One | Scales::E8M0 { .. } | Scales::E4M3 => {
-                unreachable!("MXFP4 has its own decode_block")
+                unreachable!("MXFP4 and NVFP4 have their own decode_block")
             }
         }
     }
@@ -99,7 +99,9 @@ fn value<T: GgmlType>(code: u32) -> f32 {
         Codes::Integer { zero } => (code as i32 - zero as i32) as f32,
         // A constant: a block has 256 of them to look up.
         Codes::Codebook(_) => (const { &entries(T::SCHEME) })[code as usize],
-        Codes::E2M1 | Codes::E4M3 | Codes::Float(_) => unreachable!("MXFP4 has its own decode_block"),
+        Codes::E2M1 | Codes::E4M3 | Codes::Float(_) => {
+            unreachable!("MXFP4 and NVFP4 have their own decode_block")
+        }
     }
 }
 

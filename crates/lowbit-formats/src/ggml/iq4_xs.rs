@@ -51,7 +51,7 @@ impl GgmlType for IQ4_XS {
 
     #[inline(always)]
     fn for_each_code(block: &BlockIQ4_XS, mut each: impl FnMut(usize, usize, u32)) {
-        for (s, codes) in block.codes.as_chunks().0.iter().enumerate() {
+        for (s, codes) in block.codes.as_chunks::<16>().0.iter().enumerate() {
             unpack_nibbles(codes, |l, code| each(s, 32 * s + l, code.into()));
         }
     }
@@ -77,7 +77,7 @@ impl GgmlType for IQ4_XS {
             vectorise_within_runs();
             let scale = scale * f32::from(sub_scales[s]);
             let mut decoded = [0.0; 32];
-            unpack_nibbles(&block.codes.as_chunks().0[s], |l, code| {
+            unpack_nibbles(&block.codes.as_chunks::<16>().0[s], |l, code| {
                 decoded[l] = scale * VALUES[usize::from(code)];
             });
             *values = decoded;
@@ -87,11 +87,11 @@ impl GgmlType for IQ4_XS {
     fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockIQ4_XS {
         let mut block = BlockIQ4_XS { scale: F16::from_bits(scales.scale), ..BlockIQ4_XS::zeroed() };
         let mut high = 0;
-        for (s, codes) in codes.as_chunks().0.iter().enumerate() {
+        for (s, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
             let sub_scale = (scales.sub_scales[s] + 32) as u8;
             block.scales_low[s / 2] |= (sub_scale & 15) << (s % 2 * 4);
             high |= u16::from(sub_scale >> 4) << (2 * s);
-            block.codes.as_chunks_mut().0[s] = pack_nibbles(codes);
+            block.codes.as_chunks_mut::<16>().0[s] = pack_nibbles(codes);
         }
         block.scales_high = high.to_le_bytes();
         block

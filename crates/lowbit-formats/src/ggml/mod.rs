@@ -17,6 +17,7 @@ mod iq3;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+mod nvfp4;
 mod packing;
 mod q1_0;
 mod q2_0;
@@ -41,6 +42,7 @@ pub use iq3::{BlockIQ3_S, BlockIQ3_XXS, IQ3_S, IQ3_XXS};
 pub use iq4_nl::{BlockIQ4_NL, IQ4_NL};
 pub use iq4_xs::{BlockIQ4_XS, IQ4_XS};
 pub use mxfp4::{BlockMXFP4, MXFP4};
+pub use nvfp4::{BlockNVFP4, NVFP4};
 pub use q1_0::{BlockQ1_0, Q1_0};
 pub use q2_0::{BlockQ2_0, Q2_0};
 pub use q2_k::{BlockQ2_K, Q2_K};
@@ -88,6 +90,8 @@ macro_rules! ggml_list {
                 IQ4_XS,
                 /// GGML blocks of 32 e2m1 codes, a power-of-two scale.
                 MXFP4,
+                /// GGML blocks of 4 x 16 e2m1 codes, e4m3 scales.
+                NVFP4,
                 /// GGML superblocks of 8 x 32, points of eight values -1, 0 or 1, 3-bit scales.
                 IQ1_S,
                 /// GGML superblocks of 16 x 16, points of eight values -1, 0 or 1, 3-bit scales.

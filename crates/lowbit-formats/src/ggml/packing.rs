@@ -1,16 +1,17 @@
 //! The bit layouts that several types share, each packed and unpacked.
 
 /// Code j into the low nibble of byte j, code j + 16 into the high.
-pub(super) fn pack_nibbles(codes: &[u8; 32]) -> [u8; 16] {
-    std::array::from_fn(|i| codes[i] | codes[i + 16] << 4)
+pub(super) fn pack_nibbles<const N: usize, const HALF: usize>(codes: &[u8; N]) -> [u8; HALF] {
+    const { assert!(N == 2 * HALF) };
+    std::array::from_fn(|i| codes[i] | codes[i + HALF] << 4)
 }
 
 /// The inverse of [`pack_nibbles`]: `each(i, code)` for every code i.
 #[inline(always)]
-pub(super) fn unpack_nibbles(codes: &[u8; 16], mut each: impl FnMut(usize, u8)) {
+pub(super) fn unpack_nibbles<const HALF: usize>(codes: &[u8; HALF], mut each: impl FnMut(usize, u8)) {
     for (i, &byte) in codes.iter().enumerate() {
         each(i, byte & 15);
-        each(i + 16, byte >> 4);
+        each(i + HALF, byte >> 4);
     }
 }
 

@@ -32,13 +32,12 @@ fn ggml_numbers_are_ggmls() {
             (18, "IQ3_XXS"),
         ])
         .chain([(19, "IQ1_S"), (21, "IQ3_S"), (22, "IQ2_S"), (29, "IQ1_M"), (34, "TQ1_0"), (35, "TQ2_0")])
-        .chain([(41, "Q1_0"), (42, "Q2_0")]);
+        .chain([(40, "NVFP4"), (41, "Q1_0"), (42, "Q2_0")]);
     for (number, name) in numbers {
         let format = Format::from_ggml_type(number).unwrap();
         assert_eq!((format.to_string().as_str(), format.ggml_type()), (name, Some(number)));
     }
-    // NVFP4, whose blocks are others than MLX's.
-    assert_eq!(Format::from_ggml_type(40), Err(FormatError::GgmlType(40)));
+    assert_eq!(Format::from_ggml_type(36), Err(FormatError::GgmlType(36)));
     assert_eq!(Format::Mxfp4.ggml_type(), None);
     assert_eq!(Format::affine(4, 64, FloatType::F16).unwrap().ggml_type(), None);
 }

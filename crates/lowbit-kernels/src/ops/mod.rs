@@ -20,6 +20,7 @@ pub mod cache_rows;
 pub mod causal_conv1d;
 pub mod delta_gates;
 pub mod gated_delta_rule;
+pub mod hadamard_transform;
 pub mod kv_append;
 pub mod kv_gather;
 pub mod l2_norm;
@@ -31,6 +32,7 @@ pub mod rms_norm_rope;
 pub mod rope;
 pub mod router_top_k;
 pub mod sample;
+pub mod top_logprobs;
 
 pub use argmax::argmax;
 pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward, attention_paged};
@@ -40,11 +42,15 @@ pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, SlotState, causal_conv1d, causal_conv1d_backward,
     causal_conv1d_parts,
 };
-pub use delta_gates::{DeltaGatesGradient, StepLimits, delta_gates, delta_gates_backward, step_gates};
+pub use delta_gates::{
+    ChannelDecay, DeltaGatesGradient, StepLimits, channel_gates, delta_gates, delta_gates_backward,
+    step_gates,
+};
 pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, Rule, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
+pub use hadamard_transform::hadamard_transform;
 pub use kv_append::{kv_append, kv_append_paged};
 pub use kv_gather::kv_gather;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
@@ -64,6 +70,7 @@ pub use router_top_k::{RouterParams, RouterScores, RouterTopKGradient, router_to
 pub use sample::{
     DecodeBatch, DecodeState, Drawn, DrawnRows, SampleKind, SampleParams, sample, sample_next, sample_rows,
 };
+pub use top_logprobs::{LogprobRows, RowLogprobs, top_logprobs};
 
 pub(crate) use lowbit_device::Check;
 pub use lowbit_device::{concat, concat_rows, narrow};

@@ -61,7 +61,7 @@ pub use quantized_matmul::{
 };
 pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
-    rms_norm_backward, rms_norm_to,
+    rms_norm_backward,
 };
 pub use softcap::{softcap, softcap_backward};
 pub use sum_rows::sum_rows;

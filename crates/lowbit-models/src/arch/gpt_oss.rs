@@ -32,6 +32,7 @@ pub const GPT_OSS: Architecture = Architecture {
         names_plain_rope: true,
         rounds_yarn: true,
         mlx_lm: MlxLm { never_ties: true, ..MlxLm::ALL },
+        gguf_never_ties: true,
         ..Conversion::PLAIN
     },
     mlx_prefix: "",

@@ -2,6 +2,7 @@
 //! and what lowbit does about each, and its line in [`ARCHITECTURES`]. Everything that is special
 //! about a model's checkpoints stands here.
 
+mod bailing_hybrid;
 mod biases;
 mod deepseek;
 pub use biases::{Biases, Promise};
@@ -18,6 +19,7 @@ mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod hunyuan;
+mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
@@ -130,6 +132,11 @@ pub struct Conversion {
     /// The prefix of the text model's names, but for GGUF, where it is not `model.`; aliases are
     /// then of names outside of layers, too.
     pub text_prefix: Option<&'static str>,
+    /// Keys that `config.json` of mlx-lm's checkpoints has under another name: ours, and that one.
+    pub mlx_keys: &'static [Alias],
+    /// Modules of layers of latent attention that other layers call otherwise, though the
+    /// checkpoints' names are the same: the other layers' names, and those.
+    pub latent_names: &'static [Alias],
     /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
     pub mlx_aliases: &'static [Alias],
     /// The parts of it that mlx-lm computes.
@@ -242,6 +249,8 @@ impl Conversion {
         sees_later: false,
         mamba: None,
         text_prefix: None,
+        mlx_keys: &[],
+        latent_names: &[],
         mlx_aliases: &[],
         mlx_lm: MlxLm::ALL,
     };
@@ -261,6 +270,11 @@ impl Architecture {
         let renamed = |(ours, theirs): &Alias| renamed(name, theirs, ours);
         let mut all = self.aliases.iter().chain(self.conversion.mlx_aliases);
         all.find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
+    }
+
+    /// The name in a layer of latent attention of the tensor that is `name` in others.
+    pub fn latent_name(&self, name: &str) -> Option<String> {
+        self.conversion.latent_names.iter().find_map(|(ours, theirs)| renamed(name, ours, theirs))
     }
 
     /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without
@@ -403,6 +417,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     deepseek::DEEPSEEK_V2,
     deepseek::DEEPSEEK_V3,
     deepseek::GLM4_MOE_LITE,
+    kimi_linear::KIMI_LINEAR,
+    bailing_hybrid::BAILING_HYBRID,
     nemotron_h::NEMOTRON_H,
     nemotron_h::NEMOTRON_H_MOE,
 ];
@@ -597,7 +613,7 @@ const TEXT_PREFIXES: [&str; 6] =
     ["model.language_model.", "language_model.model.", "model.", "backbone.", "language_model.", ""];
 
 /// The names of the embedding.
-const EMBEDDINGS: [&str; 2] = ["embed_tokens", "embeddings"];
+const EMBEDDINGS: [&str; 3] = ["embed_tokens", "embeddings", "word_embeddings"];
 
 /// The prefix of the text model in a checkpoint that is not GGUF, as `has` finds a tensor.
 pub fn text_prefix(has: impl Fn(&str) -> bool) -> &'static str {

@@ -1,6 +1,7 @@
 //! The first tokens of replies.
 
-use super::{BatchDrawn, BatchSteps, changed};
+use super::logprobs::Logprobs;
+use super::{BatchDrawn, BatchSteps, change, copy_of};
 use crate::{GenerationOptions, LogitRules, ModelError};
 use lowbit_kernels::ops;
 use lowbit_kernels::{KernelError, Tensor};
@@ -16,8 +17,8 @@ pub struct FirstRow<'a> {
     pub options: &'a GenerationOptions,
     /// The changes to its logits, if there are any: those of `options`.
     pub rules: Option<&'a mut LogitRules>,
-    /// True if the logits are wanted as the model gave them.
-    pub keeps_logits: bool,
+    /// As [`BatchRow`](crate::BatchRow) has it.
+    pub logprobs: Option<usize>,
 }
 
 impl BatchSteps {
@@ -40,19 +41,29 @@ impl BatchSteps {
             self.firsts.set_row(place, text, 0, &options.sampling, options.repetition_context)?;
         }
         let mut logits = gathered(logits, rows)?;
-        // Grammars say what may be drawn while a GPU still runs the pass.
-        let change = |(place, row): (usize, &mut FirstRow<'_>)| {
-            changed((row.rules.as_deref_mut(), row.keeps_logits), place, &mut logits)
+        let top = rows.iter().filter_map(|row| row.logprobs).max();
+        let changes = |row: &FirstRow<'_>| row.rules.as_ref().is_some_and(|rules| !rules.is_empty());
+        let given = match top {
+            // Rows are changed in place.
+            Some(_) if rows.iter().any(changes) => Some(copy_of(&logits)?),
+            _ => None,
         };
-        let kept: Vec<_> = rows.iter_mut().enumerate().map(change).collect();
+        // Grammars say what may be drawn while a GPU still runs the pass.
+        let change =
+            |(place, row): (usize, &mut FirstRow<'_>)| change(row.rules.as_deref_mut(), place, &mut logits);
+        let changed: Vec<_> = rows.iter_mut().enumerate().map(change).collect();
         let kind = self.firsts.kind(0..count).coarse();
         ops::sample_rows(&logits, &mut self.firsts, kind)?;
+        let tokens = self.firsts.tokens().rows(0, count)?;
+        let logprobs = Logprobs::new(given.as_ref().unwrap_or(&logits), &tokens, top)?;
         let drawn = self.firsts.drawn(0..count)?.wait()?;
-        let result = |(id, kept): (Result<u32, KernelError>, Result<Option<Tensor>, ModelError>)| match kept {
-            Ok(logits) => BatchDrawn { id: id.map_err(ModelError::from), logits },
-            Err(error) => BatchDrawn { id: Err(error), logits: None },
-        };
-        Ok(drawn.into_iter().zip(kept).map(result).collect())
+        let logprobs = logprobs.wait()?;
+        let results = drawn.into_iter().zip(changed).zip(&*rows).enumerate();
+        let result = results.map(|(place, ((id, changed), row))| {
+            let id = changed.and(id.map_err(ModelError::from));
+            BatchDrawn { logprobs: logprobs.of(place, &id, row.logprobs), id }
+        });
+        Ok(result.collect())
     }
 }
 

@@ -52,6 +52,20 @@ impl DeltaCache {
         Self::of_sizes(conv, [conv[0], 0, 0, 0], device)
     }
 
+    /// Of a pool's: copies of the states in these slots, u32 `[S]`, one after the other.
+    pub(crate) fn copied(&self, slots: &Tensor) -> Result<Self, KernelError> {
+        let copy = |states: &Tensor| {
+            let shape = [&[slots.len()], &states.shape()[1..]].concat();
+            if states.is_empty() {
+                return Tensor::allocate_zeros(&shape, states.dtype(), states.device());
+            }
+            // A state is a row of a cache with one head.
+            let (count, row) = (states.dim(0), states.len() / states.dim(0));
+            ops::kv_gather(&states.reshape(&[1, count, row])?, slots)?.reshape(&shape)
+        };
+        Ok(Self { conv: copy(&self.conv)?, state: copy(&self.state)?, marked: vec![] })
+    }
+
     /// Of a pool's: copies the states in these slots to these marks.
     pub(crate) fn mark(&mut self, marks: &[(usize, usize)]) -> Result<(), KernelError> {
         let Self { conv, state, marked } = self;

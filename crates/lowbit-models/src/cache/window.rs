@@ -265,10 +265,10 @@ impl Window {
         let (tokens, device) = (positions.len(), positions.device());
         let end = position + tokens;
         let is_wide = end - self.first > self.capacity();
-        let (mut first, mut start) = (self.first, self.start.clone());
+        let mut start = self.start.clone();
         if is_wide {
             let page = |position: usize| position - position % PAGE_TOKENS;
-            first = page(sees_from(self.tokens, position)).max(self.first);
+            let first = page(sees_from(self.tokens, position)).max(self.first);
             start = Tensor::new(&[first as u32], &[1], device)?;
             let next = first_for(self.tokens, end - 1);
             let pass = WidePass {
@@ -285,11 +285,8 @@ impl Window {
             }
             self.pass = Some(pass);
         }
-        // On a GPU the step may be captured now and replayed when the buffers have moved on.
-        let places = match device {
-            Device::Cpu(_) if first == 0 => positions.clone(),
-            _ => ops::cache_places(positions, &start)?,
-        };
+        // The step may be captured now and replayed when the buffers have moved on.
+        let places = ops::cache_places(positions, &start)?;
         of_window(layers, self.tokens).for_each(|(_, rows)| rows.places = Some(places.clone()));
         Ok(is_wide)
     }

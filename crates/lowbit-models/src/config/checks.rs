@@ -1,7 +1,7 @@
 //! All keys of a configuration beside what is computed.
 
 use super::{Config, Source};
-use crate::keys::{self, ROPE, Role};
+use crate::keys::{self, Role};
 use crate::{ModelError, arch};
 use lowbit_files::{gguf, shown};
 use serde_json::Value;
@@ -76,8 +76,8 @@ impl Config<'_> {
         unknown
     }
 
-    /// Calls `visit` for each key at the top, in `text_config` and in the objects for the rotary
-    /// embedding.
+    /// Calls `visit` for each key at the top, in `text_config` and in the objects whose keys are
+    /// looked at.
     fn each(&self, visit: &mut Visit<'_>) -> Result<(), ModelError> {
         match &self.source {
             Source::Gguf { tables: [], .. } | Source::Json { tables: [], .. } => Ok(()),
@@ -97,20 +97,18 @@ impl Config<'_> {
                 let below = if wrapper.is_some() { "text_config." } else { "" };
                 for (key, value) in *text {
                     visit(&format!("{below}{key}"), keys::role(tables, key), Found::Json(value))?;
-                    if !["rope_parameters", "rope_scaling"].contains(&key.as_str()) {
-                        continue;
-                    }
+                    let Some(tables) = keys::of_object(key) else { continue };
                     // Some architectures have one for each kind of layer.
                     let windows = self.found.and_then(|architecture| architecture.conversion.windows);
                     let kinds = windows.is_some_and(|windows| windows.ropes);
                     for (inner, value) in value.as_object().into_iter().flatten() {
                         let name = format!("{below}{key}.{inner}");
                         match value.as_object().filter(|_| kinds) {
-                            None => visit(&name, keys::role(&[ROPE], inner), Found::Json(value))?,
+                            None => visit(&name, keys::role(tables, inner), Found::Json(value))?,
                             Some(nested) => {
                                 for (inner, value) in nested {
                                     let name = format!("{name}.{inner}");
-                                    visit(&name, keys::role(&[ROPE], inner), Found::Json(value))?;
+                                    visit(&name, keys::role(tables, inner), Found::Json(value))?;
                                 }
                             }
                         }

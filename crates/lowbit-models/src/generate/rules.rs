@@ -1,6 +1,7 @@
-use crate::{Constraint, GenerationOptions, Model, ModelError};
+use crate::{Constraint, GenerationOptions, Grammar, Model, ModelError};
 use lowbit_kernels::ops::{self, LogitBias, LogitMask};
-use lowbit_kernels::{KernelError, Tensor};
+use lowbit_kernels::{Device, KernelError, Tensor};
+use std::sync::Arc;
 
 /// The changes that a text's options make to its logits before a token is drawn: biases, and the
 /// tokens that a grammar forbids.
@@ -9,7 +10,32 @@ pub struct LogitRules {
     /// The token ids and values that `bias` was made of.
     biases: Vec<(u32, f32)>,
     bias: Option<LogitBias>,
-    grammar: Option<(Box<dyn Constraint>, LogitMask)>,
+    grammar: Option<Held>,
+}
+
+/// A text that is held to a grammar.
+#[derive(Debug)]
+struct Held {
+    constraint: Box<dyn Constraint>,
+    /// The tokens that may come next, on the device.
+    mask: LogitMask,
+    /// The same, if they were found beside other texts'.
+    found: Option<Result<Vec<u32>, ModelError>>,
+}
+
+impl Held {
+    fn find(&mut self) {
+        self.found = Some(self.constraint.mask().map(<[u32]>::to_vec));
+    }
+
+    /// Writes the mask of the next token.
+    fn set(&mut self) -> Result<(), ModelError> {
+        match self.found.take() {
+            Some(found) => self.mask.set(&found?)?,
+            None => self.mask.set(self.constraint.mask()?)?,
+        }
+        Ok(())
+    }
 }
 
 impl LogitRules {
@@ -21,12 +47,14 @@ impl LogitRules {
     pub fn new(options: &GenerationOptions, model: &Model) -> Result<Self, ModelError> {
         let (count, device) = (model.config().vocab_size, model.device());
         let grammar = options.grammar.as_ref();
-        let grammar =
-            grammar.map(|grammar| Ok::<_, KernelError>((grammar.start(), LogitMask::new(count, device)?)));
+        let held = |grammar: &Arc<dyn Grammar>| {
+            let mask = LogitMask::new(count, device)?;
+            Ok::<_, KernelError>(Held { constraint: grammar.start(), mask, found: None })
+        };
         Ok(Self {
             biases: options.logit_bias.clone(),
             bias: LogitBias::new(&options.logit_bias, count, device)?,
-            grammar: grammar.transpose()?,
+            grammar: grammar.map(held).transpose()?,
         })
     }
 
@@ -53,14 +81,25 @@ impl LogitRules {
         let logits = self.biased(logits)?;
         match &mut self.grammar {
             None => Ok(logits),
-            Some((constraint, mask)) => {
-                mask.set(constraint.mask()?)?;
-                Ok(ops::logit_mask(&logits, mask)?)
+            Some(held) => {
+                held.set()?;
+                Ok(ops::logit_mask(&logits, &held.mask)?)
             }
         }
     }
 
-    /// The same without a grammar.
+    /// Finds the tokens that the grammars of several texts allow next, on all threads of `host`, a
+    /// CPU. [`Self::apply`] takes what was found, and finds the rest.
+    pub fn find_allowed<'a>(texts: impl Iterator<Item = &'a mut Self>, host: &Device) {
+        let held: Vec<_> = texts.filter_map(|text| text.grammar.as_mut()).collect();
+        if held.len() > 1
+            && let Ok(cpu) = host.as_cpu("grammar")
+        {
+            cpu.for_each(held, Held::find);
+        }
+    }
+
+    /// The logits with the biases alone.
     pub(super) fn biased(&self, logits: &Tensor) -> Result<Tensor, KernelError> {
         self.bias.as_ref().map_or_else(|| Ok(logits.clone()), |bias| ops::logit_bias(logits, bias))
     }
@@ -71,6 +110,9 @@ impl LogitRules {
     /// # Errors
     /// [`ModelError::Grammar`].
     pub fn accept(&mut self, id: u32) -> Result<bool, ModelError> {
-        self.grammar.as_mut().map_or(Ok(false), |(constraint, _)| constraint.accept(id))
+        self.grammar.as_mut().map_or(Ok(false), |held| {
+            held.found = None;
+            held.constraint.accept(id)
+        })
     }
 }

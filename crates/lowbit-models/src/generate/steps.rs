@@ -67,6 +67,11 @@ impl Steps {
         Ok(ops::sample_next(&logits, &mut self.state, &self.sampling)?)
     }
 
+    /// As [`LogitRules::find_allowed`], for the next [`Self::sample`] of several texts.
+    pub fn find_allowed<'a>(texts: impl Iterator<Item = &'a mut Self>, host: &Device) {
+        LogitRules::find_allowed(texts.map(|text| &mut text.rules), host);
+    }
+
     /// Takes the token that was sampled last, unless it ended the text; true if the text is
     /// complete in its grammar.
     ///
@@ -104,8 +109,8 @@ impl Steps {
     pub fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), ModelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
-        match (model.device(), &self.pass) {
-            (_, Some(pass)) => {
+        match &self.pass {
+            Some(pass) => {
                 // Windows that are full move on, where they are.
                 model.reserve(cache, 1)?;
                 pass.replay()?;
@@ -113,21 +118,17 @@ impl Steps {
                 let logits = self.logits.clone().filter(|_| self.rules.has_grammar());
                 logits.map_or(Ok(()), |logits| self.sample(&logits))
             }
-            (Device::Cpu(_), None) => {
-                let logits = self.forward(model, cache)?;
-                self.sample(&logits)
-            }
-            (Device::Gpu(gpu), None) => {
-                model.reserve(cache, 2)?;
-                let before = cache.position();
+            None => {
                 // The second recording is for the following steps and does not run now.
+                let recordings = 1 + usize::from(model.device().plan().captures);
+                model.reserve(cache, recordings)?;
+                let before = cache.position();
                 let mut recorded = vec![];
-                let pass = gpu.capture(|| {
+                self.pass = model.device().capture(|| {
                     let result = self.record(model, cache, &mut recorded);
-                    cache.set_position(before + 1);
+                    cache.set_position(cache.position().min(before + 1));
                     result
                 })?;
-                self.pass = Some(pass);
                 let mut recorded = recorded.into_iter();
                 let first = recorded.next();
                 self.logits = recorded.next();

@@ -67,6 +67,22 @@ pub const GGUF_SIGMOIDS: &[Key] = &[
     Key::optional("expert_group_used_count"),
 ];
 
+/// With Kimi Delta Attention between layers of latent attention, which have one key head where the
+/// others have none.
+pub const GGUF_KIMI_DELTA: &[Key] = &[
+    Key::required("feed_forward_length"),
+    Key::required("expert_shared_count"),
+    Key::only("expert_gating_func", &[Int(2), Int(0)]),
+    // llama.cpp always divides by the weights' sum here, whatever the file says.
+    Key::only("expert_weights_norm", &[Flag(true)]),
+    Key::required("kda.head_dim"),
+    Key::required("ssm.conv_kernel"),
+    Key::optional("attention.q_lora_rank"),
+    Key::required("attention.kv_lora_rank"),
+    Key::optional("attention.key_length_mla"),
+    Key::optional("attention.value_length_mla"),
+];
+
 /// With Mamba-2.
 pub const GGUF_MAMBA: &[Key] = &[
     Key::required("ssm.conv_kernel"),

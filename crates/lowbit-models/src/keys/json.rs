@@ -171,6 +171,15 @@ pub const WRAPPER: &[Key] = &[
     Key::no_effect("vision_soft_tokens_per_image"),
 ];
 
+/// Inside `linear_attn_config`, which transformers takes apart into keys beside it.
+pub const LINEAR_ATTN: &[Key] = &[
+    Key::required("num_heads"),
+    Key::required("head_dim"),
+    Key::size("short_conv_kernel_size", 4),
+    Key::optional("kda_layers"),
+    Key::optional("full_attn_layers"),
+];
+
 /// Inside `rope_parameters` and `rope_scaling`.
 pub const ROPE: &[Key] = &[
     Key::optional("rope_type"),

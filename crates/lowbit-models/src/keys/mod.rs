@@ -15,8 +15,8 @@ mod json;
 #[cfg(test)]
 mod tests;
 
-pub use gguf::{GGUF, GGUF_DENSE, GGUF_EXPERTS, GGUF_HYBRID, GGUF_MAMBA, GGUF_SIGMOIDS};
-pub use json::{BASE, DECODER, EXPERTS, HYBRID, ROPE, WRAPPER};
+pub use gguf::{GGUF, GGUF_DENSE, GGUF_EXPERTS, GGUF_HYBRID, GGUF_KIMI_DELTA, GGUF_MAMBA, GGUF_SIGMOIDS};
+pub use json::{BASE, DECODER, EXPERTS, HYBRID, LINEAR_ATTN, ROPE, WRAPPER};
 
 use lowbit_files::{FileError, gguf::Metadata};
 use serde_json::Value;
@@ -172,6 +172,15 @@ impl Key {
 /// The role of `name`, in the first table that has it.
 pub fn role(tables: Tables, name: &str) -> Option<Role> {
     tables.iter().copied().flatten().find(|key| key.name == name).map(|key| key.role)
+}
+
+/// The table of the object that `key` of `config.json` has, if its keys are looked at.
+pub fn of_object(key: &str) -> Option<Tables> {
+    match key {
+        "rope_parameters" | "rope_scaling" => Some(&[ROPE]),
+        "linear_attn_config" => Some(&[LINEAR_ATTN]),
+        _ => None,
+    }
 }
 
 /// The values that a key may have, for a message.

@@ -1,16 +1,18 @@
-use super::verify::{DraftRows, Span, StateRows};
+use super::verify::{DraftRows, Recurrences, Span, StateRows};
 use super::{
-    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, LatentAttention, LayerInput, LayerNorms,
-    LayerSpec, Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
+    Attention, DecoderSpec, FeedforwardSpec, GatedDeltaNet, KimiDelta, LatentAttention, LayerInput,
+    LayerNorms, LayerSpec, Mamba2, MixerSpec, Mlp, ParallelMoe, PartInput, RmsNorm, ShortConv, SparseMoe,
 };
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::MLP;
 use crate::tape::ops::{AddRmsNorm, mul};
 use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Outline, Weights};
-use lowbit_kernels::ops::CacheType;
+use lowbit_kernels::ops::{CacheType, Form};
 use lowbit_kernels::{Device, KernelError, Tensor, ops};
+use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// One layer of a decoder, as a [`LayerSpec`] describes it.
 #[derive(Clone, Debug)]
@@ -43,6 +45,7 @@ enum Mixer {
     DeltaNet(Box<GatedDeltaNet>),
     ShortConv(Box<ShortConv>),
     Mamba2(Box<Mamba2>),
+    KimiDelta(Box<KimiDelta>),
     None,
 }
 
@@ -83,6 +86,7 @@ impl Block {
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
             MixerSpec::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(weights, conv)?.into()),
             MixerSpec::Mamba2(mamba) => Mixer::Mamba2(Mamba2::load(weights, mamba)?.into()),
+            MixerSpec::KimiDelta(kimi) => Mixer::KimiDelta(KimiDelta::load(weights, kimi)?.into()),
             MixerSpec::None => Mixer::None,
         };
         let hidden = config.hidden_size;
@@ -142,6 +146,7 @@ impl Block {
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
             Mixer::ShortConv(conv) => conv.cache(device).map(LayerCache::DeltaNet),
             Mixer::Mamba2(mamba) => mamba.cache(device).map(LayerCache::DeltaNet),
+            Mixer::KimiDelta(kimi) => kimi.cache(device).map(LayerCache::DeltaNet),
             // A state without values.
             Mixer::None => DeltaCache::of_convolution([1, 0, 0], device).map(LayerCache::DeltaNet),
         }
@@ -149,7 +154,8 @@ impl Block {
 
     /// True if the mixer is a recurrence.
     pub(crate) fn recurs(&self) -> bool {
-        matches!(self.mixer, Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba2(_))
+        use Mixer::{DeltaNet, KimiDelta, Mamba2, ShortConv};
+        matches!(self.mixer, DeltaNet(_) | KimiDelta(_) | Mamba2(_) | ShortConv(_))
     }
 
     /// Moves a recurrence's states on by these inputs, which an earlier pass has computed: see
@@ -168,6 +174,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.catch_up(inputs, rows, states),
             Mixer::ShortConv(mixer) => mixer.catch_up(inputs, rows, states),
             Mixer::Mamba2(mixer) => mixer.catch_up(inputs, rows, states),
+            Mixer::KimiDelta(mixer) => mixer.catch_up(inputs, rows, states),
             Mixer::Attention(_) | Mixer::LatentAttention(_) | Mixer::None => Err(wrong_cache()),
         }
     }
@@ -182,6 +189,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.list(all),
             Mixer::ShortConv(mixer) => mixer.list(all),
             Mixer::Mamba2(mixer) => mixer.list(all),
+            Mixer::KimiDelta(mixer) => mixer.list(all),
             Mixer::None => {}
         }
         after_mixer.iter().for_each(|norm| norm.list(all));
@@ -204,6 +212,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
             Mixer::ShortConv(mixer) => mixer.outline(outline),
             Mixer::Mamba2(mixer) => mixer.outline(outline),
+            Mixer::KimiDelta(mixer) => mixer.outline(outline),
             Mixer::None => outline.word("mixer", "none"),
         }
         match &self.feedforward {
@@ -268,6 +277,7 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.forward(input, step, caches)?,
             Mixer::ShortConv(mixer) => mixer.forward(input, step, caches)?,
             Mixer::Mamba2(mixer) => mixer.forward(input, step, caches)?,
+            Mixer::KimiDelta(mixer) => mixer.forward(input, step, caches)?,
         };
         Ok(Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? })
     }
@@ -351,8 +361,6 @@ pub struct Step {
     /// The sequences' places in a pool, if their caches are there: each layer then has one cache,
     /// the pool's.
     pub(crate) pool: Option<PoolRows>,
-    /// Set if the rows are the last token of one sequence and those drafted after it.
-    pub(crate) drafts: Option<DraftRows>,
 }
 
 /// The places of sequences in a [`CachePool`](crate::CachePool). In tensors, as in [`Span`].
@@ -368,6 +376,9 @@ pub(crate) struct PoolRows {
     pub turns: Vec<PoolTurn>,
     /// The end of each sequence's rows.
     pub ends: Vec<usize>,
+    /// Set if a sequence's rows are its last token and those drafted after it, as in
+    /// [`DraftRows`]: the inputs of recurrences, which run on copies of the states.
+    pub inputs: Option<Rc<RefCell<Recurrences>>>,
 }
 
 /// Rows of a pass that a recurrence takes at once, and the marks of states that it writes after
@@ -451,7 +462,7 @@ impl SpanWindow {
 impl Step {
     /// Sequences whose caches are their own.
     fn of(spans: Vec<Span>) -> Self {
-        Self { spans, tape: None, whole: None, pool: None, drafts: None }
+        Self { spans, tape: None, whole: None, pool: None }
     }
 
     /// For each sequence, the tokens that it has seen and those that come now.
@@ -468,6 +479,7 @@ impl Step {
                 rows,
                 positions: Tensor::new(&positions, &[tokens], device)?,
                 cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
+                drafts: None,
             })
         });
         Ok(Self::of(spans.collect::<Result<_, KernelError>>()?))
@@ -490,7 +502,7 @@ impl Step {
 
     /// One token of one sequence, whose place the tensors of a [`Span`] say.
     pub(crate) fn one(positions: Tensor, cu_seqlens: Tensor) -> Self {
-        Self::of(vec![Span { rows: 0..1, positions, cu_seqlens }])
+        Self::of(vec![Span { rows: 0..1, positions, cu_seqlens, drafts: None }])
     }
 
     /// The last token of a sequence and those drafted after it, at these positions, u32 `[T]`: see
@@ -499,13 +511,26 @@ impl Step {
         let tokens = positions.len();
         let cu_seqlens = Tensor::new(&[0, tokens as u32], &[2], positions.device())?;
         let drafts = Some(DraftRows::new(positions)?);
-        let whole = Span { rows: 0..tokens, positions: positions.clone(), cu_seqlens };
-        Ok(Self { drafts, ..Self::of(vec![whole]) })
+        Ok(Self::of(vec![Span { rows: 0..tokens, positions: positions.clone(), cu_seqlens, drafts }]))
     }
 
-    /// The inputs of the recurrences of a pass over [drafts](Self::drafts), in the layers' order.
-    pub(crate) fn recurrences(&self) -> Vec<Vec<Tensor>> {
-        self.drafts.as_ref().map(DraftRows::take_inputs).unwrap_or_default()
+    /// As [`Self::new`], where all tokens of a sequence but the first are drafts. A sequence
+    /// without drafts makes a step, whose states need no copy.
+    pub(crate) fn with_drafts(
+        sequences: impl IntoIterator<Item = (usize, usize)>,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let mut step = Self::new(sequences, device)?;
+        for span in step.spans.iter_mut().filter(|span| span.rows.len() > 1) {
+            span.drafts = Some(DraftRows::new(&span.positions)?);
+        }
+        Ok(step)
+    }
+
+    /// The inputs of the recurrences of each sequence that has drafts; none of others.
+    pub(crate) fn recurrences(&self) -> Vec<Recurrences> {
+        let of_span = |span: &Span| span.drafts.as_ref().map(DraftRows::take_inputs).unwrap_or_default();
+        self.spans.iter().map(of_span).collect()
     }
 
     /// Tokens of sequences in a pool, in turns: a sequence's next piece is in the next turn.
@@ -514,7 +539,8 @@ impl Step {
         let all = || turns.iter().flatten();
         let ids = all().flat_map(|span| span.positions.clone()).map(|position| position as u32);
         let positions = new(&ids.collect::<Vec<_>>())?;
-        let mut pool = PoolRows { positions, parts: vec![], turns: vec![], ends: vec![0; turns[0].len()] };
+        let (parts, ends) = (vec![], vec![0; turns[0].len()]);
+        let mut pool = PoolRows { positions, parts, turns: vec![], ends, inputs: None };
         let mut end = 0;
         for spans in turns {
             let (first, mut offsets, mut slots, mut marks) = (end, vec![0], vec![], vec![]);
@@ -537,8 +563,9 @@ impl Step {
         Ok(Self { pool: Some(pool), ..Self::of(vec![]) })
     }
 
-    /// One token of each of many sequences in a pool, whose pages are the rows of the tables: the
-    /// second is that of layers that keep a window, if there are some.
+    /// Tokens of many sequences in a pool, one of each unless they are
+    /// [drafts](Self::of_drafts), whose pages are the rows of the tables: the second is that of
+    /// layers that keep a window, if there are some.
     pub(crate) fn rows(
         positions: Tensor,
         (table, windows): (Tensor, Option<Tensor>),
@@ -550,7 +577,22 @@ impl Step {
         let parts = vec![PagedRows { rows: rows.clone(), positions: positions.clone(), table, window }];
         let turns = vec![PoolTurn { rows: rows.clone(), slots, cu_seqlens, marks: vec![] }];
         let ends = rows.map(|row| row + 1).collect();
-        Self { pool: Some(PoolRows { positions, parts, turns, ends }), ..Self::of(vec![]) }
+        let inputs = None;
+        Self { pool: Some(PoolRows { positions, parts, turns, ends, inputs }), ..Self::of(vec![]) }
+    }
+
+    /// The same where a sequence's rows are its last token and those drafted after it: attention
+    /// takes them as it takes rows of different sequences, recurrences go through them one after
+    /// the other, and leave the states as they are.
+    pub(crate) fn of_drafts(mut self) -> Self {
+        self.pool.iter_mut().for_each(|pool| pool.inputs = Some(Rc::default()));
+        self
+    }
+
+    /// The inputs of the recurrences of a pass over [drafts](Self::of_drafts) in a pool.
+    pub(crate) fn recurrences_in_pool(&self) -> Recurrences {
+        let inputs = self.pool.as_ref().and_then(|pool| pool.inputs.as_ref());
+        inputs.map(|inputs| inputs.take()).unwrap_or_default()
     }
 
     /// The end of each sequence's rows.
@@ -568,34 +610,43 @@ impl Step {
         new: impl FnOnce(usize) -> Result<DeltaCache, KernelError>,
         mut mix: impl FnMut([&Var; N], StateRows<'_>, &mut DeltaCache) -> Result<Var, KernelError>,
     ) -> Result<Var, KernelError> {
-        if let (Some(drafts), [span], [LayerCache::DeltaNet(states)]) =
-            (&self.drafts, &self.spans[..], &mut *caches)
-        {
-            return drafts.recurrence(xs, &span.cu_seqlens, &*states, mix);
-        }
         match (&self.whole, &self.pool, &mut *caches) {
             (Some(cu_seqlens), ..) => mix(xs, StateRows::of(cu_seqlens), &mut new(self.spans.len())?),
             (None, Some(rows), [LayerCache::DeltaNet(states)]) => rows.in_turns(xs, states, mix),
             (None, Some(_), _) => Err(wrong_cache()),
-            (None, None, _) => self.each(xs, caches, |xs, span, cache| match cache {
-                LayerCache::DeltaNet(states) => mix(xs, StateRows::of(&span.cu_seqlens), states),
-                LayerCache::Attention(_) => Err(wrong_cache()),
+            (None, None, _) => self.each_span(xs, caches, |xs, span, cache| match (cache, &span.drafts) {
+                (LayerCache::DeltaNet(states), None) => mix(xs, StateRows::of(&span.cu_seqlens), states),
+                (LayerCache::DeltaNet(states), Some(drafts)) => {
+                    drafts.recurrence(xs, &span.cu_seqlens, &*states, &mut mix)
+                }
+                (LayerCache::Attention(_), _) => Err(wrong_cache()),
             }),
         }
     }
 
-    /// The results of `mix` for each sequence's rows of `xs` with its cache, rows joined again.
+    /// The results of `mix` for each sequence's rows of `xs` with its cache, rows joined again:
+    /// row by row where these are drafts.
     pub(crate) fn each<const N: usize>(
         &self,
         xs: [&Var; N],
         caches: &mut [&mut LayerCache],
         mut mix: impl FnMut([&Var; N], &Span, &mut LayerCache) -> Result<Var, KernelError>,
     ) -> Result<Var, KernelError> {
+        self.each_span(xs, caches, |xs, span, cache| match &span.drafts {
+            Some(drafts) => drafts.each(xs, cache, &mut mix),
+            None => mix(xs, span, cache),
+        })
+    }
+
+    /// The results of `mix` for each sequence's rows of `xs` with its cache, rows joined again.
+    fn each_span<const N: usize>(
+        &self,
+        xs: [&Var; N],
+        caches: &mut [&mut LayerCache],
+        mut mix: impl FnMut([&Var; N], &Span, &mut LayerCache) -> Result<Var, KernelError>,
+    ) -> Result<Var, KernelError> {
         if let ([span], [cache]) = (&self.spans[..], &mut *caches) {
-            return match &self.drafts {
-                Some(drafts) => drafts.each(xs, &mut **cache, mix),
-                None => mix(xs, span, cache),
-            };
+            return mix(xs, span, cache);
         }
         let ranges: Vec<_> = self.spans.iter().map(|span| span.rows.clone()).collect();
         let parts = shapes::each(xs.map(|x| shapes::split_rows(x, &ranges)))?;
@@ -613,6 +664,11 @@ impl PoolRows {
         states: &mut DeltaCache,
         mut mix: impl FnMut([&Var; N], StateRows<'_>, &mut DeltaCache) -> Result<Var, KernelError>,
     ) -> Result<Var, KernelError> {
+        if let (Some(inputs), [turn]) = (&self.inputs, &self.turns[..]) {
+            inputs.borrow_mut().push(xs.iter().map(|x| x.tensor().clone()).collect());
+            let rows = StateRows { form: Form::Recurrent, ..StateRows::of(&turn.cu_seqlens) };
+            return mix(xs, rows, &mut states.copied(&turn.slots)?);
+        }
         let mut run = |xs: [&Var; N], PoolTurn { slots, cu_seqlens, marks, .. }: &PoolTurn| {
             let y = mix(xs, StateRows { slots: Some(slots), ..StateRows::of(cu_seqlens) }, states)?;
             states.mark(marks)?;

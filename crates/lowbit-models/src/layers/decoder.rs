@@ -142,9 +142,8 @@ impl Decoder {
     }
 
     /// The part of a cache of every layer that has one of its own, empty. Layers with a window keep
-    /// that alone, unless they are asked for all, or have rows of 8 bits, which do not move.
+    /// that alone, unless they are asked for all.
     pub(crate) fn layer_caches(&self, device: &Device, all: bool) -> Result<Vec<LayerCache>, KernelError> {
-        let all = all || self.cache == CacheType::Int8;
         let owners = self.blocks.iter().filter(|block| block.cache_of().is_none());
         let caches = owners.zip(&*self.windows).map(|(block, window)| {
             let mut cache = block.cache(self.cache, device)?;
@@ -237,6 +236,19 @@ impl Decoder {
     ) -> Result<(), KernelError> {
         let all = cache.keeps_all();
         let layers = cache.reserve(0, || self.layer_caches(rows.cu_seqlens.device(), all))?;
+        self.catch_up_in_pool(inputs, rows, layers)
+    }
+
+    /// As [`Self::catch_up`], for sequences in a pool, which has these `layers`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn catch_up_in_pool(
+        &self,
+        inputs: &[Vec<Tensor>],
+        rows: StateRows<'_>,
+        layers: &mut [LayerCache],
+    ) -> Result<(), KernelError> {
         let recurrences = self.blocks.iter().enumerate().filter(|(_, block)| block.recurs());
         let mut each = recurrences.zip(inputs);
         each.try_for_each(|((index, block), inputs)| {

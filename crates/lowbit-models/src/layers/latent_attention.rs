@@ -1,14 +1,14 @@
 use super::{Linear, MergedLinear, PartInput, RmsNorm, Step, latent_scale, rope_params, wrong_cache};
 use crate::cache::{KvCache, LayerCache};
 use crate::names::{
-    EMBED_Q, KV_A_NORM, KV_A_PROJ, KV_B_PROJ, O_PROJ, Q_A_NORM, Q_A_PROJ, Q_B_PROJ, Q_PROJ, UNEMBED_OUT,
+    EMBED_Q, KV_A_NORM, KV_A_PROJ, KV_B_PROJ, Name, O_PROJ, Q_A_NORM, Q_A_PROJ, Q_B_PROJ, Q_PROJ, UNEMBED_OUT,
 };
 use crate::outline::FREQUENCIES;
 use crate::tape::ops;
 use crate::tape::{Inventory, Named, Var, latent_attention, latent_attention_in_pool, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::{DType, FloatType, Format};
-use lowbit_kernels::ops::{CacheType, LatentAttentionParams, Rope, RopeLayout, dequant_gather};
+use lowbit_kernels::ops::{CacheType, Gate, LatentAttentionParams, Rope, RopeLayout, dequant_gather};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
@@ -26,9 +26,15 @@ pub struct LatentAttentionConfig {
     pub v_head_dim: usize,
     /// The factor of scores.
     pub scale: f32,
-    pub rope: Arc<Rope>,
+    /// None where nothing is rotated.
+    pub rope: Option<Arc<Rope>>,
     /// The eps of the norms of compressed queries and of latents.
     pub norm_eps: f32,
+    /// The projection of a gate for each head, whose sigmoid its result is multiplied by, if there
+    /// is one.
+    pub gate: Option<Name<'static>>,
+    /// The projection of the heads' results.
+    pub o_proj: Name<'static>,
 }
 
 impl LatentAttentionConfig {
@@ -39,6 +45,27 @@ impl LatentAttentionConfig {
     /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] for fewer key heads than
     /// query heads, and in GGUF for sizes that do not go together.
     pub fn new(config: &Config<'_>, weights: &Weights<'_>, hidden_size: usize) -> Result<Self, ModelError> {
+        let plain = Self::without_positions(config, weights, hidden_size)?;
+        let rotated = plain.qk_rope_head_dim;
+        let interleaved = !config.computes("rope_interleave") || config.is_mlx() || config.is_gguf();
+        let layout = match interleaved || config.flag("rope_interleave", true)? {
+            true => RopeLayout::Interleaved,
+            false => RopeLayout::HalfSplit,
+        };
+        let rope = rope_params(config, weights, rotated, layout)?;
+        let scale = latent_scale(config, &rope, plain.qk_nope_head_dim + rotated)?;
+        Ok(Self { scale, rope: Some(Arc::new(Rope::new(&rope)?)), ..plain })
+    }
+
+    /// As [`Self::new`], where the part of keys that others rotate is taken as it is.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn without_positions(
+        config: &Config<'_>,
+        weights: &Weights<'_>,
+        hidden_size: usize,
+    ) -> Result<Self, ModelError> {
         let heads = config.size("num_attention_heads", "attention.head_count")?;
         let kv_lora_rank = config.size("kv_lora_rank", "attention.kv_lora_rank")?;
         let rotated = config.size("qk_rope_head_dim", "rope.dimension_count")?;
@@ -56,12 +83,6 @@ impl LatentAttentionConfig {
             weights.check_size(key, size)?;
         }
         check_key_heads(config, heads)?;
-        let interleaved = !config.computes("rope_interleave") || config.is_mlx() || config.is_gguf();
-        let layout = match interleaved || config.flag("rope_interleave", true)? {
-            true => RopeLayout::Interleaved,
-            false => RopeLayout::HalfSplit,
-        };
-        let rope = rope_params(config, weights, rotated, layout)?;
         let eps = config.norm_eps()?;
         let latents = config.found().and_then(|architecture| architecture.conversion.latents);
         Ok(Self {
@@ -72,9 +93,11 @@ impl LatentAttentionConfig {
             qk_nope_head_dim: plain,
             qk_rope_head_dim: rotated,
             v_head_dim: values,
-            scale: latent_scale(config, &rope, plain + rotated)?,
-            rope: Arc::new(Rope::new(&rope)?),
+            scale: (1.0 / ((plain + rotated) as f64).sqrt()) as f32,
+            rope: None,
             norm_eps: latents.map_or(eps, |latents| latents.norm_eps(weights.layout(), eps)),
+            gate: None,
+            o_proj: O_PROJ,
         })
     }
 
@@ -134,6 +157,7 @@ pub struct LatentAttention {
     unembed_out: Named<QuantizedTensor>,
     /// True if the two are parts of one weight of the checkpoint.
     made: bool,
+    gate: Option<Linear>,
     o_proj: Linear,
     /// u32 `[MOST_ROWS, heads]`: the number of each head, for as many tokens.
     heads: Tensor,
@@ -183,7 +207,8 @@ impl LatentAttention {
             embed_q,
             unembed_out,
             made,
-            o_proj: weights.linear(O_PROJ, hidden, values)?,
+            gate: config.gate.map(|name| weights.linear(name, heads, hidden)).transpose()?,
+            o_proj: weights.linear(config.o_proj, hidden, values)?,
             heads: head_numbers(MOST_ROWS, heads, weights.device())?,
             exact: weights.is_exact(),
             config: config.clone(),
@@ -208,6 +233,7 @@ impl LatentAttention {
         if !self.made {
             all.weights.extend([self.embed_q.clone(), self.unembed_out.clone()]);
         }
+        self.gate.iter().for_each(|gate| gate.list(all));
         self.o_proj.list(all);
     }
 
@@ -220,9 +246,12 @@ impl LatentAttention {
         outline.word("qk_nope_head_dim", self.config.qk_nope_head_dim);
         outline.word("qk_rope_head_dim", self.config.qk_rope_head_dim);
         outline.word("v_head_dim", self.config.v_head_dim);
-        outline.word("rotated pairs", format!("{:?}", self.config.rope.layout()));
-        outline.numbers(FREQUENCIES, self.config.rope.inv_freq());
-        outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
+        outline.word("heads have gates", self.gate.is_some());
+        if let Some(rope) = &self.config.rope {
+            outline.word("rotated pairs", format!("{:?}", rope.layout()));
+            outline.numbers(FREQUENCIES, rope.inv_freq());
+            outline.numbers("rotary attention factor", &[rope.attention_factor()]);
+        }
         outline.numbers("attention scale", &[self.config.scale]);
     }
 
@@ -241,7 +270,16 @@ impl LatentAttention {
         let LatentAttentionConfig { num_attention_heads: heads, kv_lora_rank: rank, .. } = self.config;
         let (plain, rotated) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim);
         let tokens = x.update().dim(0);
-        let (sum, [q, latents]) = self.input_proj.forward_sum(x)?;
+        let (sum, [q, latents], gate) = match &self.gate {
+            None => {
+                let (sum, parts) = self.input_proj.forward_sum(x)?;
+                (sum, parts, None)
+            }
+            Some(gate) => {
+                let (sum, x) = x.make()?;
+                (sum, self.input_proj.forward(&x)?, Some(gate.forward(&x)?))
+            }
+        };
         let q = match &self.q_b {
             None => q,
             Some((norm, proj)) => proj.forward(&norm.forward(&q)?)?,
@@ -274,7 +312,10 @@ impl LatentAttention {
                 LayerCache::DeltaNet(_) => Err(wrong_cache()),
             })?,
         };
-        let y = ops::gather_qmm((&y).into(), &self.unembed_out, &ids)?;
+        let mut y = ops::gather_qmm((&y).into(), &self.unembed_out, &ids)?;
+        if let Some(gate) = gate {
+            y = ops::glu(&y, &shapes::reshape(&gate, &[tokens, heads, 1])?, Gate::Sigmoid)?;
+        }
         let y = shapes::reshape(&y, &[tokens, heads * self.config.v_head_dim])?;
         Ok((sum, self.o_proj.forward(&y)?))
     }
@@ -285,7 +326,10 @@ impl LatentAttention {
         [q_plain, q_rotated, latents, k_rotated]: [&Var; 4],
         positions: &Tensor,
     ) -> Result<[Var; 2], KernelError> {
-        let rope = |x: &Var| ops::rope(x, positions, &self.config.rope);
+        let rope = |x: &Var| match &self.config.rope {
+            Some(rope) => ops::rope(x, positions, rope),
+            None => Ok(x.clone()),
+        };
         Ok([shapes::concat([q_plain, &rope(q_rotated)?])?, shapes::concat([latents, &rope(k_rotated)?])?])
     }
 }

@@ -6,7 +6,7 @@ use crate::target::Placement;
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::concat;
-use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
+use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
 /// `y = x W^T + b`.
@@ -83,7 +83,6 @@ impl<const N: usize> MergedLinear<N> {
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
     pub(crate) fn new(parts: [Linear; N], placement: Placement<'_>) -> Result<Self, KernelError> {
-        let device = placement.device;
         let mut moved = Vec::with_capacity(N);
         for part in parts {
             moved.push(part.placed(placement)?);
@@ -96,7 +95,7 @@ impl<const N: usize> MergedLinear<N> {
         // them, and Metal binds them.
         let aligned = moved[..N - 1].iter().all(|part| part.weight.value.n().is_multiple_of(16));
         let mut whole = None;
-        if matches!(device, Device::Gpu(_)) && alike && aligned {
+        if placement.device.plan().joins_weights && alike && aligned {
             let weights: Vec<&QuantizedTensor> = moved.iter().map(|part| &part.weight.value).collect();
             let joined = QuantizedTensor::concat(&weights)?;
             let mut start = 0;
@@ -162,9 +161,7 @@ impl<const N: usize> MergedLinear<N> {
             return self.split(&whole.forward(x)?);
         }
         let products = match &self.whole {
-            Some(whole) if !recorded && matches!(x.tensor().device(), Device::Gpu(_)) => {
-                ops::quantized_matmul_parts(x, &whole.weight, self.widths())?
-            }
+            Some(whole) if !recorded => ops::quantized_matmul_parts(x, &whole.weight, self.widths())?,
             _ => ops::quantized_matmul_each(x, self.parts.each_ref().map(|part| &*part.weight))?,
         };
         let parts = self.parts.iter().zip(products);
@@ -197,10 +194,9 @@ impl<const N: usize> MergedLinear<N> {
         self.whole.as_ref().filter(|_| if recorded { self.fused } else { rows == 1 })
     }
 
-    /// The concatenated weight, if x is on a GPU and there are no biases.
-    pub(super) fn whole_on_gpu(&self, x: &Var) -> Option<&Named<QuantizedTensor>> {
-        let on_gpu = matches!(x.tensor().device(), Device::Gpu(_));
-        self.whole.as_ref().filter(|_| on_gpu)?.weight()
+    /// The concatenated weight, if there is one without a bias.
+    pub(super) fn whole(&self) -> Option<&Named<QuantizedTensor>> {
+        self.whole.as_ref()?.weight()
     }
 
     /// The parts of a result's columns, which lie one after the other.

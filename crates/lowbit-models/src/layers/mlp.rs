@@ -4,7 +4,7 @@ use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
 use lowbit_kernels::ops::Gate;
-use lowbit_kernels::{Device, KernelError, QuantizedTensor};
+use lowbit_kernels::{KernelError, QuantizedTensor};
 
 /// `down(glu(up(x), gate(x)))`: SwiGLU where the gate is silu. Without a gate, up is its own.
 #[derive(Clone, Debug)]
@@ -75,8 +75,8 @@ impl Mlp {
     /// # Errors
     /// Those of the ops.
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
-        match (x.tensor().device(), self.weights()) {
-            (Device::Cpu(_), Some(weights)) if x.tape().is_none() => ops::gated_mlp(x, weights, self.gate),
+        match self.weights() {
+            Some(weights) if !joins(x) && x.tape().is_none() => ops::gated_mlp(x, weights, self.gate),
             _ => match &self.inner {
                 Inner::Gated(gate_up) => self.down(&gate_up.forward(x)?),
                 Inner::Up(up) => self.squared(&up.forward(x)?),
@@ -89,7 +89,7 @@ impl Mlp {
     /// # Errors
     /// Those of the ops.
     pub fn forward_sum(&self, x: PartInput<'_>) -> Result<(Var, Var), KernelError> {
-        if let Device::Cpu(_) = x.update().tensor().device() {
+        if !joins(x.update()) {
             let (sum, x) = x.make()?;
             return Ok((sum, self.forward(&x)?));
         }
@@ -100,7 +100,7 @@ impl Mlp {
                 return Ok((sum, self.squared(&up.forward(&x)?)?));
             }
         };
-        match gate_up.whole_on_gpu(x.update()) {
+        match gate_up.whole() {
             // One row's norm and glu are made by the products that read them.
             Some(whole) if x.update().dim(0) > 1 && !x.is_recorded() => {
                 let (sum, x) = x.make()?;
@@ -122,4 +122,9 @@ impl Mlp {
     fn down(&self, [gate, up]: &[Var; 2]) -> Result<Var, KernelError> {
         self.down.forward(Input::Glu { x: up, gate, by: self.gate })
     }
+}
+
+/// True if gate and up are one weight where x is.
+fn joins(x: &Var) -> bool {
+    x.tensor().device().plan().joins_weights
 }

@@ -8,7 +8,7 @@ use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::ops::{Gate, RouterParams, RouterScores, dequant_gather, streams_experts};
-use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
+use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
 #[derive(Clone, Debug)]
@@ -382,8 +382,8 @@ fn in_threes<const N: usize>(
     product: impl Fn(&Var) -> Result<[Var; N], KernelError>,
 ) -> Result<[Var; N], KernelError> {
     let tokens = x.dim(0);
-    let is_cpu = matches!(x.tensor().device(), Device::Cpu(_));
-    if !is_cpu || x.tape().is_some() || !(1..=FEW).contains(&tokens) || [2, 3].contains(&tokens) {
+    let differ = x.tensor().device().plan().sums_by_rows;
+    if !differ || x.tape().is_some() || !(1..=FEW).contains(&tokens) || [2, 3].contains(&tokens) {
         return product(x);
     }
     let mut parts: [Vec<Var>; N] = std::array::from_fn(|_| vec![]);

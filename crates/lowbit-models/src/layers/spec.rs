@@ -2,8 +2,8 @@
 //! configuration; [`Decoder::load`](super::Decoder::load) builds the layers from it.
 
 use super::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, LatentAttentionConfig, Mamba2Config, MoeConfig,
-    ShortConvConfig,
+    AttentionConfig, DecoderConfig, DeltaNetConfig, KimiDeltaConfig, LatentAttentionConfig, Mamba2Config,
+    MoeConfig, ShortConvConfig,
 };
 use crate::names::Name;
 use lowbit_kernels::ops::Gate;
@@ -33,6 +33,7 @@ impl DecoderSpec {
                 Some("attention to an earlier layer's keys")
             }
             MixerSpec::Mamba2(_) => Some("Mamba-2"),
+            MixerSpec::KimiDelta(_) => Some("Kimi Delta Attention"),
             _ => None,
         };
         let of_embeddings = self.layer_embedding.map(|_| "the embeddings of each layer");
@@ -118,6 +119,7 @@ pub enum MixerSpec {
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
     Mamba2(Mamba2Config),
+    KimiDelta(KimiDeltaConfig),
     /// No mixer: the layer is a feed-forward part alone.
     None,
 }

@@ -16,6 +16,8 @@ pub struct Span {
     pub positions: Tensor,
     /// u32 `[0, T]`.
     pub cu_seqlens: Tensor,
+    /// Set if they are the sequence's last token and those drafted after it.
+    pub(crate) drafts: Option<DraftRows>,
 }
 
 /// The sequences of a recurrence.
@@ -45,9 +47,11 @@ impl<'a> StateRows<'a> {
 pub(crate) struct DraftRows {
     /// One for each row.
     spans: Vec<Span>,
-    /// Of each recurrence, in the layers' order.
-    inputs: Rc<RefCell<Vec<Vec<Tensor>>>>,
+    inputs: Rc<RefCell<Recurrences>>,
 }
+
+/// The inputs of each recurrence of a pass, in the layers' order.
+pub(crate) type Recurrences = Vec<Vec<Tensor>>;
 
 impl DraftRows {
     /// Rows at these positions, u32 `[T]`.
@@ -55,14 +59,15 @@ impl DraftRows {
         let cu_seqlens = Tensor::new(&[0u32, 1], &[2], positions.device())?;
         let span = |row: usize| {
             let positions = positions.rows(row, row + 1)?;
-            Ok::<_, KernelError>(Span { rows: row..row + 1, positions, cu_seqlens: cu_seqlens.clone() })
+            let cu_seqlens = cu_seqlens.clone();
+            Ok::<_, KernelError>(Span { rows: row..row + 1, positions, cu_seqlens, drafts: None })
         };
         let spans = (0..positions.len()).map(span).collect::<Result<_, _>>()?;
         Ok(Self { spans, inputs: Rc::default() })
     }
 
     /// The inputs of recurrences so far.
-    pub fn take_inputs(&self) -> Vec<Vec<Tensor>> {
+    pub fn take_inputs(&self) -> Recurrences {
         self.inputs.take()
     }
 

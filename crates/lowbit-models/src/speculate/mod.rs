@@ -5,14 +5,16 @@
 mod draft_model;
 mod mtp;
 mod ngram;
+mod pass;
 mod script;
 mod verify;
 
 use crate::ModelError;
 pub use draft_model::DraftModel;
 use lowbit_kernels::{Device, Tensor};
-pub use mtp::{Mtp, Predictor};
+pub use mtp::{Mtp, MtpRow, Predictor};
 pub use ngram::Ngrams;
+pub use pass::DraftPass;
 pub use script::Script;
 use std::fmt::Debug;
 pub(crate) use verify::{Draws, RowDraws, Verifier};
@@ -70,9 +72,6 @@ pub struct Speculated {
 /// cache can go back by as many.
 const MOST: usize = 15;
 
-/// The same on a GPU: up to four rows go through one kernel on every device.
-const MOST_ON_GPUS: usize = 3;
-
 impl<'m> Speculation<'m> {
     /// With these guesses: up to 8 on a CPU and up to 3 on a GPU.
     pub fn new(drafter: impl Drafter + 'm) -> Self {
@@ -99,10 +98,7 @@ impl<'m> Speculation<'m> {
 
     /// The most guesses of a pass on `device`.
     pub fn most(&self, device: &Device) -> usize {
-        self.most.min(match device {
-            Device::Cpu(_) => MOST,
-            Device::Gpu(_) => MOST_ON_GPUS,
-        })
+        self.most.min(MOST).min(device.plan().few_rows - 1)
     }
 
     /// Up to `most` guesses after `text`.

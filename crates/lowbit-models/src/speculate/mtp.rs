@@ -1,10 +1,14 @@
 //! Multi-token prediction: layers of the checkpoint that were trained to predict further tokens.
 
+mod in_pool;
+
 use super::Drafter;
+use crate::cache::LayerCache;
 use crate::layers::{Block, Linear, MixerSpec, Residual, RmsNorm, Step};
 use crate::names::{NEXTN, Name};
 use crate::tape::shapes;
-use crate::{Cache, Config, Model, ModelError, Weights, arch};
+use crate::{Cache, CacheSize, Config, Model, ModelError, Weights, arch};
+pub use in_pool::MtpRow;
 use lowbit_files::Checkpoint;
 use lowbit_formats::DType;
 use lowbit_kernels::gpu::Pass;
@@ -77,6 +81,19 @@ impl Predictor {
         })
     }
 
+    /// An empty cache of this layer.
+    pub(crate) fn layer_cache(&self, device: &Device) -> Result<LayerCache, KernelError> {
+        self.block.cache(self.cache, device)
+    }
+
+    /// The size of a text's keys and values in this layer.
+    ///
+    /// # Errors
+    /// Those of allocating an empty cache.
+    pub fn cache_size(&self, device: &Device) -> Result<CacheSize, KernelError> {
+        Ok(CacheSize::of(&[self.layer_cache(device)?]))
+    }
+
     /// The states of these tokens, each with the state before it, `[T, hidden_size]`; `cache` has
     /// the layer's keys and values.
     fn forward(
@@ -86,6 +103,22 @@ impl Predictor {
         step: &Step,
         cache: &mut Cache,
     ) -> Result<Tensor, KernelError> {
+        let device = ids.device();
+        let layers = cache.reserve(ids.len(), || Ok(vec![self.layer_cache(device)?]))?;
+        let mut layers: Vec<_> = layers.iter_mut().collect();
+        let states = self.layer(model, (ids, states), step, &mut layers)?;
+        cache.advance(ids.len());
+        Ok(states)
+    }
+
+    /// The same with the keys and values of `layers`.
+    fn layer(
+        &self,
+        model: &Model,
+        (ids, states): (&Tensor, &Tensor),
+        step: &Step,
+        layers: &mut [&mut LayerCache],
+    ) -> Result<Tensor, KernelError> {
         let decoder = model.decoder();
         let embedded = decoder.unchanged(decoder.embed(ids, None)?)?;
         let (_, token) = embedded.normed(&self.enorm).make()?;
@@ -94,10 +127,7 @@ impl Predictor {
         let device = ids.device();
         let stream = Tensor::allocate_zeros(update.tensor().shape(), DType::F32, device)?;
         let x = Residual { stream: stream.into(), update };
-        let layers = cache.reserve(ids.len(), || Ok(vec![self.block.cache(self.cache, device)?]))?;
-        let mut layers: Vec<_> = layers.iter_mut().collect();
-        let y = self.block.forward(x, None, step, &mut layers)?;
-        cache.advance(ids.len());
+        let y = self.block.forward(x, None, step, layers)?;
         Ok(y.normed(&self.norm).make()?.1.into_tensor())
     }
 }
@@ -105,9 +135,9 @@ impl Predictor {
 /// Guesses of a model's own [`Predictor`], which reads the text behind the model: a guess after
 /// another one reads its own state in place of the model's.
 #[derive(Debug)]
-pub struct Mtp<'m> {
-    model: &'m Model,
-    predictor: &'m Predictor,
+pub struct Mtp {
+    model: Model,
+    predictor: Predictor,
     /// Place `i` is of the token at `start + i + 1` and the state of the token before it.
     cache: Cache,
     start: usize,
@@ -133,10 +163,11 @@ struct Guesser {
 /// Rows that wait for the next guess at most: longer parts of a text run at once.
 const WAITING: usize = 16;
 
-impl<'m> Mtp<'m> {
+impl Mtp {
     /// Guesses of `predictor` for `model`, which it was loaded for.
-    pub fn new(model: &'m Model, predictor: &'m Predictor) -> Self {
-        let cache = Cache::default();
+    pub fn new(model: &Model, predictor: &Predictor) -> Self {
+        // Both share their weights with the originals.
+        let (model, predictor, cache) = (model.clone(), predictor.clone(), Cache::default());
         Self { model, predictor, cache, start: 0, rows: None, last: None, guesser: None }
     }
 
@@ -163,7 +194,7 @@ impl<'m> Mtp<'m> {
         if !self.cache.has_room(tokens.len()) {
             self.release();
         }
-        let states = self.predictor.forward(self.model, (&ids, &states), &step, &mut self.cache)?;
+        let states = self.predictor.forward(&self.model, (&ids, &states), &step, &mut self.cache)?;
         Ok(Some(states.rows(tokens.len() - 1, tokens.len())?))
     }
 
@@ -186,12 +217,11 @@ impl<'m> Mtp<'m> {
         let Some(guesser) = &self.guesser else { return Ok(()) };
         let step = Step::one(guesser.state.position().clone(), guesser.cu_seqlens.clone());
         let row = (guesser.state.token(), &guesser.before);
-        let state = self.predictor.forward(self.model, row, &step, &mut self.cache)?;
+        let state = self.predictor.forward(&self.model, row, &step, &mut self.cache)?;
         self.guess(&state)
     }
 
     fn step(&mut self) -> Result<(), KernelError> {
-        let Device::Gpu(gpu) = self.model.device() else { return self.record() };
         if !self.cache.has_room(1) {
             self.release();
         }
@@ -200,7 +230,8 @@ impl<'m> Mtp<'m> {
         match pass {
             Some(pass) => pass.replay()?,
             None => {
-                let pass = gpu.capture(|| {
+                let device = self.model.device().clone();
+                let pass = device.capture(|| {
                     self.cache.set_position(position);
                     self.record()
                 })?;
@@ -211,10 +242,10 @@ impl<'m> Mtp<'m> {
         Ok(())
     }
 
-    /// Keeps the captured pass of a guess.
-    fn keep(&mut self, pass: Pass) {
+    /// Keeps the captured pass of a guess, if the device has captured it.
+    fn keep(&mut self, pass: Option<Pass>) {
         if let Some(guesser) = &mut self.guesser {
-            guesser.pass = Some(pass);
+            guesser.pass = pass;
         }
     }
 
@@ -244,7 +275,7 @@ fn joined(before: Option<&Tensor>, states: Tensor) -> Result<Tensor, KernelError
     }
 }
 
-impl Drafter for Mtp<'_> {
+impl Drafter for Mtp {
     fn draft(&mut self, text: &[u32], most: usize) -> Result<Vec<u32>, ModelError> {
         let Some((&token, before)) = text.split_last() else { return Ok(vec![]) };
         let Some((_, state)) = self.last.as_ref().filter(|(place, _)| place + 1 == before.len()) else {

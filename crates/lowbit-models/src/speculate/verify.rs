@@ -1,11 +1,13 @@
 //! Passes that verify drafts.
 
+use super::DraftPass;
+use super::pass::catch_up;
 use crate::generate::LogitRules;
-use crate::layers::{StateRows, Step};
-use crate::{Cache, GenerationOptions, Model, ModelError};
+use crate::layers::{Recurrences, Step};
+use crate::{Cache, GenerationOptions, Model, ModelError, Sequence};
 use lowbit_kernels::gpu::Pass;
-use lowbit_kernels::ops::{self, DecodeBatch, Form, SampleKind, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::ops::{self, DecodeBatch, SampleKind, SampleParams};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// The draws of one text, token after token.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl Draws {
     }
 }
 
-/// The results of a pass.
+/// The results of a pass on a GPU.
 #[derive(Debug)]
 struct Run {
     /// f32 `[T, V]`.
@@ -55,7 +57,7 @@ struct Run {
     /// The states behind the last norm, `[T, hidden_size]`, if they were asked for.
     states: Option<Tensor>,
     /// Of recurrences, see [`crate::layers::DraftRows`].
-    inputs: Vec<Vec<Tensor>>,
+    inputs: Recurrences,
 }
 
 /// The tokens that a pass draws: known for all rows, or to be drawn from their logits one by one.
@@ -72,7 +74,10 @@ pub(crate) enum RowDraws {
 pub(crate) struct Verifier {
     wants_states: bool,
     on_gpu: Option<OnGpu>,
+    /// On a GPU, unless it was the captured one.
     last: Option<Run>,
+    /// Elsewhere.
+    on_cpu: Option<DraftPass>,
 }
 
 /// The part of a [`Verifier`] for GPUs.
@@ -125,9 +130,9 @@ impl Verifier {
     }
 
     fn new(model: &Model, rows: usize, draws: &Draws, wants_states: bool) -> Result<Self, ModelError> {
-        let Device::Gpu(_) = model.device() else {
-            return Ok(Self { wants_states, on_gpu: None, last: None });
-        };
+        if !model.device().plan().captures {
+            return Ok(Self { wants_states, on_gpu: None, last: None, on_cpu: None });
+        }
         let on_gpu = OnGpu {
             batch: DecodeBatch::new(rows, draws.window, model.device())?,
             sampling: draws.sampling,
@@ -138,7 +143,7 @@ impl Verifier {
             captured: None,
             catch_up: None,
         };
-        Ok(Self { wants_states, on_gpu: Some(on_gpu), last: None })
+        Ok(Self { wants_states, on_gpu: Some(on_gpu), last: None, on_cpu: None })
     }
 
     /// The most rows that a pass over the next tokens may use.
@@ -166,23 +171,13 @@ impl Verifier {
         text: &mut Vec<u32>,
         drawn: usize,
     ) -> Result<RowDraws, ModelError> {
-        let position = cache.position();
         let states = self.wants_states;
         match &mut self.on_gpu {
             None => {
-                let tokens = &text[position..];
-                let positions: Vec<u32> = (position..text.len()).map(|position| position as u32).collect();
-                let [ids, positions] =
-                    [tokens, &positions].map(|x| Tensor::new(x, &[x.len()], model.device()));
-                let positions = positions?;
-                // A row without drafts is a step, whose states need no copy.
-                let step = match tokens.len() {
-                    1 => Step::new([(position, 1)], model.device())?,
-                    _ => Step::drafts(&positions)?,
-                };
-                let run = forward(model, cache, (&ids?, &step), states)?;
-                let draws = RowDraws::Logits(run.logits.clone());
-                self.last = Some(run);
+                let tokens = &text[cache.position()..];
+                let pass = model.forward_drafts(&mut [Sequence { tokens, cache }], states)?;
+                let draws = RowDraws::Logits(pass.all_logits().clone());
+                self.on_cpu = Some(pass);
                 Ok(draws)
             }
             Some(on_gpu) => {
@@ -196,6 +191,9 @@ impl Verifier {
     /// The states behind the last norm of the last pass's first `rows` rows, if they were asked
     /// for.
     pub fn states(&self, rows: usize) -> Result<Option<Tensor>, KernelError> {
+        if let Some(pass) = &self.on_cpu {
+            return pass.states(0, rows);
+        }
         let captured = self.on_gpu.as_ref().and_then(|on_gpu| on_gpu.captured.as_ref());
         let run = self.last.as_ref().or(captured.map(|(_, run)| run));
         run.and_then(|run| run.states.as_ref()).map(|states| states.rows(0, rows)).transpose()
@@ -213,21 +211,17 @@ impl Verifier {
         (position, rows): (usize, usize),
     ) -> Result<(), KernelError> {
         match &mut self.on_gpu {
-            None => {
-                let Some(run) = self.last.take() else { return Ok(()) };
-                let first = |x: Tensor| x.rows(0, rows);
-                let of_layer = |inputs: Vec<Tensor>| inputs.into_iter().map(first).collect();
-                let inputs = run.inputs.into_iter().map(of_layer).collect::<Result<Vec<_>, _>>()?;
-                let stays = Tensor::new(&[0, rows as u32], &[2], model.device())?;
-                catch_up(model, cache, &inputs, &stays)?;
-            }
+            None => match self.on_cpu.take() {
+                Some(mut pass) => pass.keep(model, cache, (0, rows)),
+                None => Ok(()),
+            },
             Some(on_gpu) => {
                 on_gpu.stays.write(&[0, rows as u32])?;
                 on_gpu.catch_up(model, cache, self.last.take())?;
+                cache.set_position(position + rows);
+                Ok(())
             }
         }
-        cache.set_position(position + rows);
-        Ok(())
     }
 }
 
@@ -283,7 +277,6 @@ impl OnGpu {
             pass.replay()?;
             return Ok(None);
         }
-        let Device::Gpu(gpu) = model.device() else { unreachable!("it is on a GPU") };
         let step = Step::drafts(self.batch.positions())?;
         if !std::mem::replace(&mut self.has_run, true) {
             // Forks share the memory of states until they are first written, which this pass's
@@ -291,7 +284,7 @@ impl OnGpu {
             return Ok(Some(self.record(model, cache, (&step, states))?));
         }
         let mut runs = vec![];
-        let pass = gpu.capture(|| {
+        let pass = model.device().capture(|| {
             runs.push(self.record(model, cache, (&step, states))?);
             // Counted, but not run yet.
             cache.set_position(position);
@@ -299,7 +292,7 @@ impl OnGpu {
         })?;
         let mut runs = runs.into_iter();
         let run = runs.next();
-        self.captured = runs.next().map(|run| (pass, run));
+        self.captured = pass.zip(runs.next());
         Ok(run)
     }
 
@@ -326,10 +319,9 @@ impl OnGpu {
         if let Some(pass) = &self.catch_up {
             return pass.replay();
         }
-        let (Device::Gpu(gpu), Some((_, run))) = (model.device(), &self.captured) else { return Ok(()) };
+        let Some((_, run)) = &self.captured else { return Ok(()) };
         if !run.inputs.is_empty() {
-            let pass = gpu.capture(|| catch_up(model, cache, &run.inputs, &self.stays))?;
-            self.catch_up = Some(pass);
+            self.catch_up = model.device().capture(|| catch_up(model, cache, &run.inputs, &self.stays))?;
         }
         Ok(())
     }
@@ -346,15 +338,6 @@ fn forward(
     let hidden = decoder.run(ids, step, &mut [cache])?;
     let states = states.then(|| decoder.normed(&hidden)).transpose()?.map(|states| states.into_tensor());
     let logits = decoder.logits(&hidden)?.into_tensor();
-    Ok(Run { logits, states, inputs: step.recurrences() })
-}
-
-fn catch_up(
-    model: &Model,
-    cache: &mut Cache,
-    inputs: &[Vec<Tensor>],
-    stays: &Tensor,
-) -> Result<(), KernelError> {
-    let rows = StateRows { form: Form::Recurrent, ..StateRows::of(stays) };
-    model.decoder().catch_up(inputs, rows, cache)
+    let inputs = step.recurrences().pop().unwrap_or_default();
+    Ok(Run { logits, states, inputs })
 }

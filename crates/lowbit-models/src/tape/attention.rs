@@ -3,6 +3,7 @@
 use super::{Named, Tape, Var, shapes};
 use crate::cache::KvCache;
 use crate::layers::{PagedRows, PoolRows, RmsNorm};
+use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::Arc;
@@ -87,7 +88,7 @@ pub(crate) fn attention_to_cached(
 ) -> Result<Var, KernelError> {
     let [keys, values] = cache.tensors();
     check_unrecorded(q)?;
-    let q = rotated(q.tensor(), positions, heads)?;
+    let q = rotated(q.tensor(), positions, (heads, keys))?;
     let places = cache.places(positions);
     Ok(ops::attention(&q, keys, values, &places, heads.sinks, &heads.params)?.into())
 }
@@ -122,7 +123,8 @@ pub(crate) fn attention_to_pool(
     heads: &Heads<'_>,
 ) -> Result<Var, KernelError> {
     check_unrecorded(q)?;
-    let q = rotated(q.tensor(), &rows.positions, heads)?;
+    let [keys, _] = cache.tensors();
+    let q = rotated(q.tensor(), &rows.positions, (heads, keys))?;
     if let [part] = &rows.parts[..] {
         return Ok(attention_to_pages(cache, &q, part, heads)?.into());
     }
@@ -142,10 +144,19 @@ fn check_unrecorded(q: &Var) -> Result<(), KernelError> {
     }
 }
 
-/// Queries, normed and rotated.
-fn rotated(q: &Tensor, positions: &Tensor, heads: &Heads<'_>) -> Result<Tensor, KernelError> {
+/// Queries, normed and rotated as these keys of another layer are.
+fn rotated(
+    q: &Tensor,
+    positions: &Tensor,
+    (heads, keys): (&Heads<'_>, &Tensor),
+) -> Result<Tensor, KernelError> {
     let norm = heads.norms.map(|[of_queries, _]| HeadNorm::new(of_queries, None));
-    ops::rms_norm_rope(q, positions, &HeadNorm::rotation(norm.as_ref(), heads.head_dim, heads.rope))
+    let rotation = HeadNorm::rotation(norm.as_ref(), heads.head_dim, heads.rope);
+    let q = ops::rms_norm_rope(q, positions, &rotation)?;
+    match keys.dtype() {
+        DType::I8 => ops::hadamard_transform(&q),
+        _ => Ok(q),
+    }
 }
 
 /// The same for sequences with as many tokens each: a token of each, or tokens of one.

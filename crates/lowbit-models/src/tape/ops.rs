@@ -5,8 +5,8 @@ use super::shapes::{each, or_zeros, reshape};
 use super::{Named, Tape, Var};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
-    self, Activation, CausalConv1dInputs, DeltaGates, Gate, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
-    Operand, Rope, RouterParams, SlotState, StepLimits, WeightGradient, WeightPart,
+    self, Activation, CausalConv1dInputs, ChannelDecay, DeltaGates, Gate, GatedDeltaInputs, GatedDeltaRule,
+    GatesGradient, Operand, Rope, RouterParams, SlotState, StepLimits, WeightGradient, WeightPart,
 };
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
@@ -443,6 +443,38 @@ pub(crate) fn additive_rule(
     let [q, k, v] = qkv.map(|x| &x.tensor);
     let (a_log, dt_bias) = (&a_log.value, &dt_bias.value);
     let gates = DeltaGates::Steps { dt: &dt.tensor, a_log, dt_bias, limits };
+    Ok(ops::gated_delta_rule(&GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots }, state, rule)?.into())
+}
+
+/// The operands of [`channel_rule`]: as [`GatedDeltaInputs`] with [`DeltaGates::Channels`].
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub(crate) struct ChannelRuleInputs<'a> {
+    pub qkv: [&'a Var; 3],
+    pub a: &'a Var,
+    pub b: &'a Var,
+    pub a_log: &'a Named<Tensor>,
+    pub dt_bias: &'a Named<Tensor>,
+    pub decay: ChannelDecay,
+    pub cu_seqlens: &'a Tensor,
+    pub slots: Option<&'a Tensor>,
+}
+
+/// [`ops::gated_delta_rule()`] with a decay per channel, which has no gradient: a tape refuses it.
+pub(crate) fn channel_rule(
+    inputs: &ChannelRuleInputs<'_>,
+    state: &mut Tensor,
+    rule: &GatedDeltaRule,
+) -> Result<Var> {
+    let ChannelRuleInputs { qkv, a, b, a_log, dt_bias, decay, cu_seqlens, slots } = *inputs;
+    if qkv.iter().chain([&a, &b]).any(|x| x.tape().is_some()) {
+        let (op, operand) = ("gated_delta_rule", "log_decay");
+        let (got, want) = ("per channel".into(), "gradients are those of a decay per head".into());
+        return Err(KernelError::Value { op, operand, got, want });
+    }
+    let [q, k, v] = qkv.map(|x| &x.tensor);
+    let (a_log, dt_bias) = (&a_log.value, &dt_bias.value);
+    let gates = DeltaGates::Channels { a: &a.tensor, b: &b.tensor, a_log, dt_bias, decay };
     Ok(ops::gated_delta_rule(&GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots }, state, rule)?.into())
 }
 

@@ -11,8 +11,8 @@ use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
 use lowbit_models::names::{
     A_LOG, CONV1D, EMBED_Q, EMBED_TOKENS, EMBEDDING_NORM, FUSED_GATE_UP, FUSED_SHARED_EXPERT, IN_PROJ_A,
-    IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D,
-    MAMBA_NORM, NORM, Name, PER_LAYER_TOP, SHARED_EXPERT, SHORT_CONV, UNEMBED_OUT,
+    IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, K_CONV, KDA_A_LOG, MAMBA_A_LOG, MAMBA_CONV,
+    MAMBA_D, MAMBA_NORM, NORM, Name, PER_LAYER_TOP, Q_CONV, SHARED_EXPERT, SHORT_CONV, UNEMBED_OUT, V_CONV,
 };
 
 /// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
@@ -86,6 +86,9 @@ impl Names<'_> {
             let (path, name) = (self.gguf.computed.checkpoint.path().to_path_buf(), view.name.clone());
             ModelError::Surplus { path, name, count: 1 }
         })?;
+        let latent = layer.is_some_and(|layer| self.gguf.computed.latent_layers().nth(layer) == Some(true));
+        let own = self.gguf.computed.architecture.latent_name(&known).filter(|_| latent);
+        let known = own.unwrap_or(known);
         let view = with_rank(view, rank(&known));
         let mut tensor = Tensor {
             name: self.prefixed(layer, &known),
@@ -104,14 +107,19 @@ impl Names<'_> {
         if norms.zip(module).is_some_and(|(norms, module)| norms.contain(Layout::Mlx, module)) {
             tensor.change.function = Function::LessOne;
         }
-        if [A_LOG.0, MAMBA_A_LOG.0].contains(&&*known) {
+        if [A_LOG.0, MAMBA_A_LOG.0, KDA_A_LOG.0].contains(&&*known) {
             let values = tensor.source_values()?;
+            let bounded = self.gguf.computed.has_bounded_decay();
+            let (sign, want, function) = match bounded {
+                true => (1.0, "exp(A_log) is above 0", Function::Log),
+                false => (-1.0, "-exp(A_log) is below 0", Function::LogOfNegative),
+            };
             // A value without a logarithm would become NaN.
-            if let Some(index) = values.iter().position(|value| !(value.is_finite() && *value < 0.0)) {
-                let (name, value, want) = (view.name, values[index], "-exp(A_log) is below 0");
+            if let Some(index) = values.iter().position(|value| !(value.is_finite() && sign * value > 0.0)) {
+                let (name, value) = (view.name, values[index]);
                 return Err(QuantizeError::Value { name, index, value, want });
             }
-            tensor.change.function = Function::LogOfNegative;
+            tensor.change.function = function;
         }
         if let Some(latents) = Latents::of(self.gguf.computed).filter(|_| joins && is(UNEMBED_OUT)) {
             tensors.push(latents.join(tensor, &self.beside(&view, layer)?)?);
@@ -182,7 +190,23 @@ impl Names<'_> {
             tensor.shape = vec![values];
             tensor.source = tensor.source.clone().with_k(values);
         }
-        if [CONV1D.0, SHORT_CONV.0, MAMBA_CONV.0].contains(&name) {
+        if name == KDA_A_LOG.0 {
+            let heads = tensor.shape.iter().product();
+            tensor.shape = match self.gguf.computed.has_bounded_decay() {
+                true => vec![heads],
+                false => vec![1, 1, heads, 1],
+            };
+            let k = *tensor.shape.last().ok_or(Unfit)?;
+            tensor.source = tensor.source.clone().with_k(k);
+        }
+        let of_kimi = [Q_CONV.0, K_CONV.0, V_CONV.0].contains(&name);
+        if of_kimi {
+            // [1, C, 1, W], or without the first.
+            let width = tensor.k();
+            tensor.shape =
+                vec![tensor.shape.iter().product::<usize>().checked_div(width).ok_or(Unfit)?, width];
+        }
+        if of_kimi || [CONV1D.0, SHORT_CONV.0, MAMBA_CONV.0].contains(&name) {
             // [C, W] becomes [C, W, 1], rows of one value.
             let &[channels, width] = &tensor.shape[..] else { return Err(Unfit) };
             tensor.shape = vec![channels, width, 1];

@@ -12,13 +12,13 @@ use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
 use lowbit_files::Layout;
 use lowbit_formats::{FloatType, Format};
-use lowbit_kernels::ops::RopeScaling;
+use lowbit_kernels::ops::{ChannelDecay, RopeScaling};
 use lowbit_models::ModelError;
 use lowbit_models::arch::LONG_ROPE;
-use lowbit_models::layers::{Mamba2Config, STILL};
+use lowbit_models::layers::{KimiDeltaConfig, Mamba2Config, STILL};
 use lowbit_models::names::{
-    A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D, MAMBA_NORM, Name,
-    ROUTER, SHARED_EXPERT_GATE, SHORT_CONV,
+    A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, K_CONV, KDA_A_LOG, MAMBA_A_LOG, MAMBA_CONV, MAMBA_D,
+    MAMBA_NORM, Name, Q_CONV, ROUTER, SHARED_EXPERT_GATE, SHORT_CONV, V_CONV,
 };
 
 /// All tensors of a directory as GGUF has them, in `llama-quantize`'s order, `predictors` layers of
@@ -60,8 +60,14 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
             ModelError::Surplus { path, name, count: 1 }
         })?;
         change(&heads, &mut tensor, name).map_err(|Unfit| refuse(UNFIT))?;
+        if computed.has_bounded_decay() && name == KDA_A_LOG.0 {
+            tensor.change.function = Function::Exp;
+        }
         if let Some(mamba) = computed.mamba() {
             shape_mamba(mamba, &mut tensor, name).map_err(|Unfit| refuse(UNFIT))?;
+        }
+        if let Some(kimi) = computed.kimi_delta() {
+            shape_kimi_delta(kimi, &mut tensor, name).map_err(|Unfit| refuse(UNFIT))?;
         }
         tensor.name = match layer {
             Some(layer) => format!("blk.{layer}.{known}"),
@@ -131,13 +137,13 @@ fn split(name: &str) -> (Option<usize>, &str) {
 
 /// Makes of `tensor`, which MLX calls `name` in its layer, what GGUF has.
 fn change(heads: &Heads, tensor: &mut Tensor, name: &str) -> Result<(), Unfit> {
-    if [CONV1D.0, SHORT_CONV.0, MAMBA_CONV.0].contains(&name) {
+    if [CONV1D.0, SHORT_CONV.0, MAMBA_CONV.0, Q_CONV.0, K_CONV.0, V_CONV.0].contains(&name) {
         // [C, W, 1] in MLX's shapes.
         let &[channels, width, 1] = &tensor.shape[..] else { return Err(Unfit) };
         tensor.shape = vec![channels, width];
         tensor.source = tensor.source.clone().with_k(width);
     }
-    if [A_LOG.0, MAMBA_A_LOG.0].contains(&name) {
+    if [A_LOG.0, MAMBA_A_LOG.0, KDA_A_LOG.0].contains(&name) {
         tensor.change.function = Function::NegativeExp;
     }
     let n = *tensor.shape.first().ok_or(Unfit)?;
@@ -161,6 +167,25 @@ fn shape_mamba(mamba: &Mamba2Config, tensor: &mut Tensor, name: &str) -> Result<
     Ok(())
 }
 
+/// Gives the parameters of Kimi Delta Attention the shapes of llama.cpp's converter: `[1, C, 1, W]`
+/// for a convolution, `[1, 1, H, 1]` for the rates of decay, or `[H, 1]` where that has a bound.
+fn shape_kimi_delta(kimi: &KimiDeltaConfig, tensor: &mut Tensor, name: &str) -> Result<(), Unfit> {
+    if [Q_CONV.0, K_CONV.0, V_CONV.0].contains(&name) {
+        let &[channels, width] = &tensor.shape[..] else { return Err(Unfit) };
+        tensor.shape = vec![1, channels, 1, width];
+    } else if name == KDA_A_LOG.0 {
+        if tensor.shape.iter().product::<usize>() != kimi.num_heads {
+            return Err(Unfit);
+        }
+        tensor.shape = match kimi.decay {
+            ChannelDecay::Softplus => vec![1, 1, kimi.num_heads, 1],
+            ChannelDecay::Bounded(_) => vec![kimi.num_heads, 1],
+        };
+        tensor.source = tensor.source.clone().with_k(1);
+    }
+    Ok(())
+}
+
 /// Takes the rows `order` of a matrix, all of which are there.
 fn select_rows(tensor: &mut Tensor, order: Vec<usize>) -> Result<(), Unfit> {
     let &[rows, k] = &tensor.shape[..] else { return Err(Unfit) };
@@ -176,7 +201,7 @@ fn select_rows(tensor: &mut Tensor, order: Vec<usize>) -> Result<(), Unfit> {
 /// keep.
 pub(super) fn unquantised(tensor: &Tensor) -> Format {
     let Tensor { name, shape, source, .. } = tensor;
-    let kept = [SHARED_EXPERT_GATE.1, ROUTER.1, CONV1D.1, SHORT_CONV.1];
+    let kept = [SHARED_EXPERT_GATE.1, ROUTER.1, CONV1D.1, SHORT_CONV.1, Q_CONV.1, K_CONV.1, V_CONV.1];
     let is_f32 = shape.len() <= 1
         || name.ends_with("_norm.weight")
         || !name.ends_with(".weight")

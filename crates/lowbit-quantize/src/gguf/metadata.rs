@@ -5,19 +5,20 @@
 //! values from a model card (README.md) are left out.
 
 use super::Planned;
+use super::title::{size_label, title};
 use crate::QuantizeError;
 use crate::computed::Computed;
 use crate::config_json::own_attention_factor;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_files::{Checkpoint, DenseModule};
-use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
+use lowbit_kernels::ops::{ChannelDecay, Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::{Architecture, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
 use lowbit_models::layers::{
     AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Keys, MixerSpec, sections_cover,
 };
-use lowbit_models::names::{A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
+use lowbit_models::names::{A_LOG, KDA_A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
 /// Keys of `config.json` and the keys below the architecture's name that they become, in the
@@ -124,6 +125,9 @@ pub(super) fn metadata(
     }
     if architecture.gguf_name(A_LOG.0).is_some() {
         builder.delta_net(tensors.len(), predictors)?;
+    }
+    if architecture.gguf_name(KDA_A_LOG.0).is_some() {
+        builder.kimi_delta()?;
     }
     if computed.config.computes("conv_L_cache") {
         builder.sizes(&[("vocab_size", "vocab_size")])?;
@@ -380,12 +384,13 @@ impl Builder<'_> {
     fn latents(&mut self, latents: &LatentAttentionConfig) -> Result<(), QuantizeError> {
         let LatentAttentionConfig { kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, .. } =
             *latents;
+        let kimi = self.architecture.gguf_name(KDA_A_LOG.0).is_some();
         for (gguf, json, size) in [
             ("vocab_size", "vocab_size", Some(self.computed.decoder().vocab_size)),
             ("attention.q_lora_rank", "q_lora_rank", latents.q_lora_rank),
             ("attention.kv_lora_rank", "kv_lora_rank", Some(kv_lora_rank)),
             ("attention.key_length", "kv_lora_rank + qk_rope_head_dim", Some(latents.width())),
-            ("attention.value_length", "kv_lora_rank", Some(kv_lora_rank)),
+            ("attention.value_length", "kv_lora_rank", Some(kv_lora_rank).filter(|_| !kimi)),
             ("attention.key_length_mla", "qk_head_dim", Some(qk_nope_head_dim + qk_rope_head_dim)),
             ("attention.value_length_mla", "v_head_dim", Some(v_head_dim)),
             ("rope.dimension_count", "qk_rope_head_dim", Some(qk_rope_head_dim)),
@@ -461,6 +466,29 @@ impl Builder<'_> {
         self.put_own("rope.dimension_count", rotary)
     }
 
+    /// The sizes of Kimi Delta Attention.
+    fn kimi_delta(&mut self) -> Result<(), QuantizeError> {
+        let (dim, taps) = self.computed.kimi_delta().map_or((1, 4), |kimi| (kimi.head_dim, kimi.conv_kernel));
+        self.put_own("ssm.conv_kernel", u32_value(self.config, "short_conv_kernel_size", taps)?)?;
+        self.put_own("kda.head_dim", u32_value(self.config, "linear_attn_config.head_dim", dim)?)?;
+        if !self.computed.computes("kda_lower_bound") {
+            return Ok(());
+        }
+        let bound = match self.computed.kimi_delta().map(|kimi| kimi.decay) {
+            None => -5.0,
+            Some(ChannelDecay::Bounded(bound)) => bound,
+            Some(ChannelDecay::Softplus) => {
+                let want = "llama.cpp computes a decay with a bound alone";
+                return Err(self.config.refuse("kda_safe_gate", "false", want).into());
+            }
+        };
+        self.put_own("kda.safe_gate", Value::Bool(true))?;
+        self.put_own("kda.gate_lower_bound", Value::F32(bound))?;
+        let inner = self.config.size("moe_intermediate_size", "")?;
+        let inner = u32_value(self.config, "moe_intermediate_size", inner)?;
+        self.put_own("expert_shared_feed_forward_length", inner)
+    }
+
     /// Mamba-2's sizes, and whether attention rotates beside it.
     fn mamba(&mut self, keys: &Mamba2Keys) -> Result<(), QuantizeError> {
         self.sizes(&[
@@ -516,6 +544,10 @@ impl Builder<'_> {
     fn key_heads(&mut self) -> Result<(), QuantizeError> {
         let (key, json) = ("attention.head_count_kv", "num_key_value_heads");
         let heads = if self.computed.latents().is_some() { 1 } else { self.computed.key_heads()? };
+        if self.architecture.gguf_name(KDA_A_LOG.0).is_some() {
+            let listed = self.computed.latent_layers().map(i32::from).collect();
+            return self.put_own(key, Value::Array(Array::I32(listed)));
+        }
         let each: Vec<usize> = self.computed.attention().map(|it| it.num_key_value_heads).collect();
         if each.iter().any(|&other| other != heads) {
             let listed = self.listed(json, &each)?;
@@ -563,80 +595,4 @@ impl Builder<'_> {
 fn u32_value(config: &Config<'_>, key: &str, size: usize) -> Result<Value, QuantizeError> {
     let value = u32::try_from(size).map(Value::U32);
     value.map_err(|_| config.refuse(key, &size.to_string(), "GGUF has 32 bits for it").into())
-}
-
-/// A folder's name as a title: `my-model-v2` is `My Model v2`.
-fn title(name: &str) -> String {
-    let capitalised = |word: &str| {
-        let mut after_letter = false;
-        let letters = word.chars().map(|c| {
-            let first = c.is_alphabetic() && !after_letter;
-            after_letter = c.is_alphabetic();
-            if first { c.to_ascii_uppercase() } else { c }
-        });
-        letters.collect::<String>()
-    };
-    let is_number =
-        |word: &str| word.strip_prefix('v').unwrap_or(word).starts_with(|c: char| c.is_ascii_digit());
-    let is_lower = |word: &str| word.chars().any(char::is_lowercase) && !word.chars().any(char::is_uppercase);
-    let replaced = name.replace('-', " ");
-    let words = replaced.split_whitespace().map(|word| match is_lower(word) && !is_number(word) {
-        true => capitalised(word),
-        false => word.to_string(),
-    });
-    words.collect::<Vec<_>>().join(" ")
-}
-
-/// The number of parameters, as names of models have it: `7.1B`, or `8x1.2B` for the part of such a
-/// mixture that a token sees with one expert.
-fn size_label(tensors: &[Planned]) -> String {
-    let (mut shared, mut of_one_expert, mut counts) = (0, 0, vec![]);
-    for tensor in tensors {
-        let (name, shape) = tensor.name_and_shape();
-        let size: usize = shape.iter().product();
-        match shape {
-            [experts, _, _] if name.contains("_exps.") && *experts > 0 => {
-                of_one_expert += size / experts;
-                counts.push(*experts);
-            }
-            _ => shared += size,
-        }
-    }
-    match counts.iter().sum::<usize>().checked_div(counts.len()) {
-        Some(experts) => format!("{experts}x{}", rounded(shared + of_one_expert)),
-        None => rounded(shared),
-    }
-}
-
-/// A count with at least two digits.
-fn rounded(count: usize) -> String {
-    let count = count as f64;
-    let units = [(1e12, "T"), (1e9, "B"), (1e6, "M")];
-    let (unit, suffix) = units.into_iter().find(|(unit, _)| count > *unit).unwrap_or((1e3, "K"));
-    let scaled = count / unit;
-    let whole = format!("{scaled:.0}");
-    let decimals = 2usize.saturating_sub(whole.trim_start_matches('0').len());
-    format!("{scaled:.decimals$}{suffix}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_llama_cpps() {
-        for (name, want) in [
-            ("demo", "Demo"),
-            ("qwen3_5_moe", "Qwen3_5_Moe"),
-            ("llama-bias", "Llama Bias"),
-            ("Qwen3-0.6B-base", "Qwen3 0.6B Base"),
-            ("model-v2-7b", "Model v2 7b"),
-        ] {
-            assert_eq!(title(name), want);
-        }
-        for (count, want) in [(192_000, "192K"), (9_000_000, "9.0M"), (596_000_000, "596M"), (1_500, "1.5K")]
-        {
-            assert_eq!(rounded(count), want);
-        }
-    }
 }

@@ -122,8 +122,8 @@ const fn rule(part: Part, when: When, format: Format) -> Rule {
 }
 
 /// Rules that all mixes share are in [`Mix::format`].
-const MIXES: [Mix; 20] = {
-    use Format::{IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+const MIXES: [Mix; 21] = {
+    use Format::{IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
     use Part::{AttentionOutput, Down, Value};
     use When::{Always, EightExperts, First, FirstFraction, SharedKeys, Spread};
     const fn mix(name: &'static str, file_type: u32, base: Format, rules: &'static [Rule]) -> Mix {
@@ -190,11 +190,14 @@ const MIXES: [Mix; 20] = {
         mix("IQ4_NL", 25, IQ4_NL, IQ4),
         mix("IQ4_XS", 30, IQ4_XS, IQ4),
         mix("MXFP4_MOE", 38, MXFP4, &[]),
+        // Of llama.cpp's converter; its types depend on the source, see `nvfp4`.
+        mix("NVFP4", 39, NVFP4, &[]),
     ]
 };
 
 impl Mix {
-    /// The mix that `llama-quantize` calls `name`, in upper or lower case.
+    /// The mix that `llama-quantize` calls `name`, in upper or lower case; NVFP4, which it does not
+    /// have, is that of a converted NVFP4 checkpoint.
     pub fn from_name(name: &str) -> Option<Self> {
         MIXES.iter().find(|mix| mix.name.eq_ignore_ascii_case(name)).copied()
     }
@@ -240,6 +243,11 @@ impl Mix {
     }
 }
 
+/// The type in the mix NVFP4 of a tensor with or without a float per matrix beside it.
+pub(super) fn nvfp4(has_float: bool) -> Format {
+    if has_float { Format::NVFP4 } else { Format::Q8_0 }
+}
+
 /// `format`, or its replacement if its blocks do not divide rows of `k` values.
 pub(super) fn fitting(format: Format, k: usize) -> Format {
     let fits = |format: &Format| k.is_multiple_of(format.block());
@@ -248,7 +256,7 @@ pub(super) fn fitting(format: Format, k: usize) -> Format {
         Format::Q2_K | Format::Q3_K => Format::Q4_0,
         Format::Q4_K => Format::Q5_0,
         Format::Q5_K => Format::Q5_1,
-        Format::Q6_K => Format::Q8_0,
+        Format::Q6_K | Format::NVFP4 => Format::Q8_0,
         other => other,
     };
     [format, smaller].into_iter().find(fits).unwrap_or(Format::Float(FloatType::F16))

@@ -3,11 +3,13 @@
 mod convert;
 mod metadata;
 mod mix;
+mod title;
 
 pub use mix::Mix;
 
 use crate::computed::Computed;
 use crate::left_out::extras;
+use crate::nvfp4::{self, Divisors};
 use crate::planned::{self, Asked, Learned, Student, Written};
 use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
@@ -18,10 +20,11 @@ use lowbit_files::staging::{Content, Existing, Staged};
 use lowbit_files::{
     Checkpoint, DenseModule, Layout, Stored, TensorView, Tokenizer, Unwritten, UnwrittenTensor,
 };
-use lowbit_formats::{FloatType, Format};
+use lowbit_formats::{DType, FloatType, Format};
 use lowbit_models::Config;
 use lowbit_models::arch::{self, Extra};
 use mix::{Facts, Part, Place};
+use std::collections::HashSet;
 use std::io::{BufWriter, Seek, Write};
 use std::path::Path;
 
@@ -84,6 +87,7 @@ impl planned::Planned for Plan {
             let bytes = match job {
                 Job::Copy(view) => view.bytes.len() as u64,
                 Job::Encode(tensor, format) => tensor.size_in(*format)?,
+                Job::Divisors { shape: [matrices], .. } => *matrices as u64 * 4,
             };
             let parameters = shape.iter().map(|&n| n as u64).product();
             summary.add(job.name(), stored.to_string(), parameters, bytes, Loss::default());
@@ -131,13 +135,27 @@ enum Job {
     /// As it is in the old one.
     Copy(TensorView),
     Encode(Tensor, Format),
+    /// The numbers by which the matrices of `tensor` are divided, under a name of their own.
+    Divisors {
+        name: String,
+        tensor: Tensor,
+        shape: [usize; 1],
+    },
 }
 
 impl Job {
+    /// A tensor in `format`, after the numbers by which it is divided.
+    fn encode_divided(mut tensor: Tensor, format: Format) -> [Self; 2] {
+        tensor.change.divisors = Some(Divisors::default());
+        let (name, shape) = (nvfp4::float_of(&tensor.name), [tensor.matrices()]);
+        [Self::Divisors { name, tensor: tensor.clone(), shape }, Self::Encode(tensor, format)]
+    }
+
     fn name(&self) -> &str {
         match self {
             Self::Copy(view) => &view.name,
             Self::Encode(tensor, _) => &tensor.name,
+            Self::Divisors { name, .. } => name,
         }
     }
 
@@ -151,6 +169,7 @@ impl Job {
         match self {
             Self::Copy(view) => unchanged(view)?.all_values(),
             Self::Encode(tensor, _) => tensor.all_values(),
+            Self::Divisors { tensor, .. } => Ok(tensor.divisors()?.to_vec()),
         }
     }
 
@@ -165,6 +184,10 @@ impl Job {
             }
             (Self::Encode(tensor, format), None) => tensor.encode(*format),
             (Self::Encode(tensor, format), Some(learned)) => tensor.encoded(*format, learned),
+            (Self::Divisors { tensor, .. }, _) => {
+                let bytes: Vec<u8> = tensor.divisors()?.iter().flat_map(|x| x.to_le_bytes()).collect();
+                return Ok((bytes.into(), Loss::default()));
+            }
         };
         let Encoded { components, loss } =
             encoded.map_err(|error| error.with_rule(|| self.rule_to_keep()))?;
@@ -173,11 +196,14 @@ impl Job {
     }
 
     /// The tensor as readers will find it. Only the values of the RoPE divisors are needed to tell
-    /// how the model computes.
+    /// how the model computes; those of matrices must not be 0.
     fn unwritten(&self) -> Result<UnwrittenTensor, QuantizeError> {
         let (name, (stored, shape)) = (self.name().to_string(), self.description());
-        let bytes = convert::is_rope_divisors(&name).then(|| self.encode(None)).transpose()?;
-        let bytes = bytes.map(|(bytes, _)| bytes.to_vec());
+        let bytes = match self {
+            Self::Divisors { shape: [matrices], .. } => Some(1f32.to_le_bytes().repeat(*matrices)),
+            _ if convert::is_rope_divisors(&name) => Some(self.encode(None)?.0.to_vec()),
+            _ => None,
+        };
         Ok(UnwrittenTensor { name, stored, shape: shape.into(), bytes })
     }
 
@@ -199,6 +225,7 @@ impl Job {
             Self::Copy(view) => (view.stored, &view.shape),
             Self::Encode(tensor, Format::Float(float)) => (Stored::Plain(float.dtype()), &tensor.shape),
             Self::Encode(tensor, format) => (Stored::Blocks(*format), &tensor.shape),
+            Self::Divisors { shape, .. } => return (Stored::Plain(DType::F32), shape),
         };
         let ones = shape.iter().take_while(|&&n| n == 1).count();
         (stored, &shape[ones.min(shape.len().saturating_sub(1))..])
@@ -258,6 +285,7 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     warnings.extend(extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] }));
     warnings.extend(tokenizer.warnings);
     warnings.extend(latents::other_eps(computed, Layout::Gguf));
+    warnings.extend(of_embeddings(computed)?);
     if computed.rounded_yarn()?.is_some() {
         warnings.push(format!(
             "{}: llama.cpp rounds the bounds of YaRN's ramp, although truncate is false: the file is read so, and computes a \
@@ -290,6 +318,21 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
         ));
     }
     Ok(Converted { tensors, metadata, warnings })
+}
+
+/// A sentence about what an embedding model says of its texts, for which GGUF has no place.
+fn of_embeddings(computed: &Computed<'_>) -> Result<Option<String>, QuantizeError> {
+    let config = computed.checkpoint.embedding_config()?;
+    let parts = [
+        (!config.prompts.is_empty(), "prompts"),
+        (config.max_tokens.is_some(), "max_seq_length"),
+        (!config.include_prompt, "include_prompt"),
+        (!config.normalize, "embeddings of other lengths than 1"),
+    ];
+    let parts: Vec<_> = parts.into_iter().filter(|(said, _)| *said).map(|(_, part)| part).collect();
+    let path = computed.checkpoint.path().display();
+    let warning = format!("{path}: GGUF has no place for {}: embeddings are made without", parts.join(", "));
+    Ok((!parts.is_empty()).then_some(warning))
 }
 
 /// The linear layers behind pooling, which have files of their own.
@@ -360,9 +403,21 @@ fn choose(
     Rule::check(rules, quantised.map(|(name, _)| name))?;
     let (mut values, mut downs, mut fallbacks) = (0, 0, vec![]);
     let next = |count: &mut usize| std::mem::replace(count, *count + 1);
+    let is_nvfp4 = planned.iter().any(|planned| match planned {
+        Planned::Values(tensor, _) => nvfp4::is_nvfp4(tensor.source.format),
+        Planned::Integers(_) => false,
+    });
+    let names: HashSet<String> =
+        planned.iter().map(|planned| planned.name_and_shape().0.to_string()).collect();
+    // Gemma 4's experts have a tensor of that name.
+    let has_float = |tensor: &Tensor| {
+        nvfp4::has_float_in_gguf(&tensor.name, tensor.shape.len())
+            && !names.contains(&nvfp4::float_of(&tensor.name))
+    };
     let mut choose = |tensor: &Tensor, is_gguf: bool| {
         if !is_quantised(&tensor.name, &tensor.shape) {
-            return Ok(if is_gguf { tensor.source.format } else { convert::unquantised(tensor) });
+            let stays = is_gguf && tensor.source.format != Format::Fp4;
+            return Ok(if stays { tensor.source.format } else { convert::unquantised(tensor) });
         }
         let rule = Rule::find(rules, &tensor.name);
         let part = Part::of(&tensor.name);
@@ -379,6 +434,12 @@ fn choose(
         let place = Place { part, index, stacked, k: tensor.k() };
         let wanted = match rule {
             Some(rule) => rule.ggml()?,
+            None if mix.base == Format::NVFP4 => match tensor.source.format {
+                // Of a model in NVFP4 the rest is in floats on purpose.
+                Format::Float(float) if is_nvfp4 => Format::Float(float),
+                source if nvfp4::is_nvfp4(source) && source != Format::Fp4 => Format::NVFP4,
+                source => mix::nvfp4(has_float(tensor) && (part != Part::Output || source == Format::Fp4)),
+            },
             None => mix.format(place, &facts),
         };
         let taken = mix::fitting(wanted, place.k);
@@ -389,13 +450,18 @@ fn choose(
     };
     let mut jobs = vec![];
     for planned in planned {
-        jobs.push(match planned {
-            Planned::Integers(view) => Job::Copy(view),
+        match planned {
+            Planned::Integers(view) => jobs.push(Job::Copy(view)),
             Planned::Values(tensor, view) => match (choose(&tensor, view.is_some())?, view) {
-                (format, Some(view)) if format == tensor.source.format => Job::Copy(view),
-                (format, _) => Job::Encode(*tensor, format),
+                (format, Some(view)) if format == tensor.source.format => jobs.push(Job::Copy(view)),
+                (format @ Format::NVFP4, _)
+                    if nvfp4::wants_float(tensor.source.format) && has_float(&tensor) =>
+                {
+                    jobs.extend(Job::encode_divided(*tensor, format));
+                }
+                (format, _) => jobs.push(Job::Encode(*tensor, format)),
             },
-        });
+        }
     }
     Ok((jobs, fallbacks))
 }
@@ -473,6 +539,7 @@ fn write(
         match job {
             Job::Copy(view) => view.release(),
             Job::Encode(tensor, _) => tensor.source.release(),
+            Job::Divisors { .. } => {}
         }
         if progress(done + 1, jobs.len()).is_break() {
             return Err(QuantizeError::Interrupted);

@@ -84,6 +84,9 @@ pub(super) const REASONING: &[Reasoning] = &[
     Reasoning { open: "<|START_THINKING|>", close: "<|END_THINKING|>" },
 ];
 
+/// The markers around the answer behind reasoning: Hunyuan's, Granite 3.3's.
+pub(super) const ANSWERS: &[(&str, &str)] = &[("<answer>", "</answer>"), ("<response>", "</response>")];
+
 pub(super) const CALLS: &[Calls] = &[
     // Hermes, Qwen 2.5 and 3: JSON. Qwen3-Coder, Qwen 3.5, Nemotron 3: <function=NAME>. GLM: NAME
     // and <arg_key>.
@@ -95,6 +98,8 @@ pub(super) const CALLS: &[Calls] = &[
     Calls::new("<tool_calls>", "</tool_calls>", bodies::json),
     Calls::new("<|START_ACTION|>", "<|END_ACTION|>", bodies::json),
     Calls::json("<|function_call|>", bodies::json),
+    // Phi-4-mini; Granite 3, which writes no close.
+    Calls::new("<|tool_call|>", "<|/tool_call|>", bodies::json),
     // Apertus: a list of objects whose key is the name.
     Calls::new("<|tools_prefix|>", "<|tools_suffix|>", bodies::by_name),
     // Mistral: a list in JSON, or NAME[ARGS] and an object.

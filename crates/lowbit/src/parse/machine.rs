@@ -16,7 +16,19 @@ pub struct ReplyParser<'s> {
     state: State,
     /// Symbols that may be the start of a marker.
     pending: Vec<Symbol>,
+    /// The index of the markers around the answer, while it is open.
+    answer: Option<usize>,
     out: Out,
+}
+
+/// What a marker within content begins.
+#[derive(Debug)]
+enum Next {
+    /// Nothing: it closes what is not open.
+    Nothing,
+    /// The answer between markers, or the end of it.
+    Answer(Option<usize>),
+    State(State),
 }
 
 /// The machine's place in a reply.
@@ -64,7 +76,7 @@ impl<'s> ReplyParser<'s> {
             (None, Some(index)) => State::Reasoning(index),
             (None, None) => State::Content,
         };
-        Self { syntax, state, pending: vec![], out: Out::new(calls) }
+        Self { syntax, state, pending: vec![], answer: None, out: Out::new(calls) }
     }
 
     /// Takes text that is not a marker's token.
@@ -134,27 +146,40 @@ impl<'s> ReplyParser<'s> {
         let reasoning = syntax.reasoning.iter().enumerate().filter(|_| blank);
         let reasoning = reasoning.flat_map(|(index, markers)| {
             // A close where nothing is open ends reasoning that there was none of.
-            [(&markers.open, Some(State::Reasoning(index))), (&markers.close, None)]
+            [(&markers.open, Next::State(State::Reasoning(index))), (&markers.close, Next::Nothing)]
         });
         let calls = syntax.calls.iter().enumerate().filter(|(_, markers)| blank || !markers.at_start);
         let calls = calls.map(|(index, markers)| {
             let raw = Raw { index, text: String::new(), body: 0, json: JsonEnd::default() };
-            (&markers.open, Some(State::Calls(raw)))
+            (&markers.open, Next::State(State::Calls(raw)))
         });
-        let (markers, mut next): (Vec<&Marker>, Vec<_>) = reasoning.chain(calls).unzip();
+        let answers = syntax.answers.iter().enumerate();
+        let answers = answers.filter_map(|(index, [open, close])| match self.answer {
+            None => blank.then_some((open, Next::Answer(Some(index)))),
+            Some(opened) => (opened == index).then_some((close, Next::Answer(None))),
+        });
+        let (markers, mut next): (Vec<&Marker>, Vec<_>) = reasoning.chain(calls).chain(answers).unzip();
         let Some((before, index)) = self.until(&markers, Out::content) else { return false };
         let open = markers[index].symbols();
         let next = next.swap_remove(index);
-        let is_call = matches!(&next, Some(State::Calls(raw)) if !syntax.calls[raw.index].at_start);
+        let may_follow = match &next {
+            Next::State(State::Calls(raw)) => !syntax.calls[raw.index].at_start,
+            Next::Answer(opened) => opened.is_none(),
+            _ => false,
+        };
         // Text that came with the marker may have begun the content.
-        if !is_call && !before.trim().is_empty() {
+        if !may_follow && !before.trim().is_empty() {
             let spelled = self.spelled(open);
             self.out.content(&spelled);
             return true;
         }
         match next {
-            None => self.out.after_marker(),
-            Some(State::Calls(mut raw)) => {
+            Next::Nothing => self.out.after_marker(),
+            Next::Answer(opened) => {
+                self.answer = opened;
+                self.out.after_marker();
+            }
+            Next::State(State::Calls(mut raw)) => {
                 if syntax.calls[raw.index].markers_are_body {
                     self.pending.splice(0..0, open.iter().copied());
                 } else {
@@ -163,7 +188,7 @@ impl<'s> ReplyParser<'s> {
                 }
                 self.state = State::Calls(raw);
             }
-            Some(state) => {
+            Next::State(state) => {
                 self.out.after_marker();
                 self.out.next_thought();
                 self.state = state;

@@ -16,7 +16,7 @@ mod tools;
 use bodies::Body;
 #[cfg(feature = "grammar")]
 pub(crate) use families::Style as CallStyle;
-use families::{BARE_JSON, CALLS, Calls, End, REASONING, Style, harmony};
+use families::{ANSWERS, BARE_JSON, CALLS, Calls, End, REASONING, Style, harmony};
 use lowbit_files::{ChatTemplate, Tokenizer, ToolCall};
 pub use machine::ReplyParser;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
@@ -100,6 +100,8 @@ impl Serialize for Call {
 #[derive(Clone, Debug, Default)]
 pub struct Syntax {
     reasoning: Vec<ReasoningMarkers>,
+    /// The markers around answers, which are no part of them.
+    answers: Vec<[Marker; 2]>,
     calls: Vec<CallMarkers>,
     harmony: Option<Harmony>,
     tools: Tools,
@@ -176,7 +178,10 @@ impl Syntax {
             ends: harmony::ENDS.map(marker).into(),
             constrain: marker(harmony::CONSTRAIN),
         });
-        Self { reasoning: reasoning.collect(), calls: calls.collect(), harmony, tools }
+        let answers =
+            ANSWERS.iter().filter(|(open, close)| template.mentions(open) && template.mentions(close));
+        let answers = answers.map(|(open, close)| [open, close].map(|&spelling| marker(spelling))).collect();
+        Self { reasoning: reasoning.collect(), answers, calls: calls.collect(), harmony, tools }
     }
 
     /// The syntax of text that has no markers: all of it is content.
@@ -194,7 +199,8 @@ impl Syntax {
 
     /// True if replies have nothing but content.
     pub fn is_plain(&self) -> bool {
-        self.reasoning.is_empty() && self.calls.is_empty() && self.harmony.is_none()
+        let [answers, reasoning] = [self.answers.is_empty(), self.reasoning.is_empty()];
+        answers && reasoning && self.calls.is_empty() && self.harmony.is_none()
     }
 
     /// The parser for one reply to a prompt that ends with the text `prompt`, since some templates
@@ -240,7 +246,7 @@ impl Syntax {
             let Harmony { start, channel, message, ends, constrain } = markers;
             [start, channel, message, constrain].into_iter().chain(ends)
         });
-        reasoning.chain(calls.flatten()).chain(harmony)
+        reasoning.chain(calls.flatten()).chain(harmony).chain(self.answers.iter().flatten())
     }
 
     /// The spelling of the token `id`, if it is part of a marker.

@@ -6,7 +6,7 @@ use super::model::{generated, ids};
 use super::{Arguments, print_figures};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
-use lowbit::{Device, GenerationOptions, Model, dry_batches};
+use lowbit::{Checkpoint, Device, GenerationOptions, Model, dry_batches};
 use lowbit_kernels::bench::Times;
 use lowbit_kernels::ops::{PAGE_TOKENS, argmax};
 use lowbit_models::{
@@ -36,13 +36,16 @@ const PROMPT: usize = 512;
 /// Tokens of a pass over several prompts: those of an engine's.
 const PASS: usize = 4096;
 
-/// Times each number of sequences with prompts of each length.
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+/// The model, with the kernels that `compile` needs, and the lengths of prompts.
+pub(super) fn loaded(
+    arguments: &Arguments,
+    compile: impl FnOnce(&Model, usize, &GenerationOptions) -> Result<(), ModelError> + Send,
+) -> Result<(Checkpoint, Model, &[usize]), Failure> {
     let prompts = if arguments.prompt_tokens.is_empty() { &[PROMPT][..] } else { &arguments.prompt_tokens };
     let (target, checkpoint) = (arguments.model.target()?, arguments.model.open()?);
     let most = arguments.batch.iter().copied().max().unwrap_or(1);
     let options = GenerationOptions::default();
-    let model = ModelOptions::load_opened(&checkpoint, &target, |model| dry_batches(model, most, &options))?;
+    let model = ModelOptions::load_opened(&checkpoint, &target, |model| compile(model, most, &options))?;
     let (generated, limit) = (generated(arguments), model.config().max_position_embeddings);
     for &prompt in prompts {
         let tokens = prompt.saturating_add(generated);
@@ -50,6 +53,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(ModelError::ContextLength { tokens, limit }.into());
         }
     }
+    Ok((checkpoint, model, prompts))
+}
+
+/// Times each number of sequences with prompts of each length.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let (checkpoint, model, prompts) = loaded(arguments, dry_batches)?;
+    let generated = generated(arguments);
     if !arguments.json {
         out::line!(
             "{:>6} {:>8} {:>8} {:>12} {:>16} {:>12} {:>16}",
@@ -119,7 +129,7 @@ fn measure(
 enum Side {
     /// On a GPU, in a pool.
     Pooled {
-        pool: CachePool,
+        pool: Box<CachePool>,
         steps: Box<BatchSteps>,
         batch: usize,
         context: usize,
@@ -135,7 +145,7 @@ impl Side {
         let pages = batch * context.div_ceil(PAGE_TOKENS);
         let (pool, steps) =
             (CachePool::new(model, pages, batch, 0)?, BatchSteps::new(model, batch, context, 0)?);
-        Ok(Self::Pooled { pool, steps: Box::new(steps), batch, context })
+        Ok(Self::Pooled { pool: Box::new(pool), steps: Box::new(steps), batch, context })
     }
 
     /// The seconds of all prompts, and of all replies.
@@ -151,7 +161,7 @@ impl Side {
 }
 
 /// The prompt of a sequence: its own.
-fn prompt_of(model: &Model, sequence: usize, tokens: usize) -> Vec<u32> {
+pub(super) fn prompt_of(model: &Model, sequence: usize, tokens: usize) -> Vec<u32> {
     ids(model, tokens + sequence).split_off(sequence)
 }
 
@@ -182,8 +192,8 @@ fn pooled(
         let mut rows = vec![];
         for (id, (text, cache)) in texts.iter_mut().enumerate() {
             let (options, sampled) = (&options, step as u32);
-            let (rules, draws, keeps_logits) = (None, true, false);
-            rows.push(BatchRow { id: id as u64, cache, text, sampled, options, rules, draws, keeps_logits });
+            let (rules, draws, logprobs) = (None, true, None);
+            rows.push(BatchRow { id: id as u64, cache, text, sampled, options, rules, draws, logprobs });
         }
         let drawn = steps.step(model, pool, &mut rows)?;
         drop(rows);

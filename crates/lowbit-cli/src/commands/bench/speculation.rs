@@ -12,16 +12,17 @@ use std::time::Instant;
 /// Flags of guesses.
 #[derive(clap::Args)]
 pub struct GuessArguments {
-    /// With --model: also time replies whose guesses are right in this share, 0 to 1. The guesses
-    /// are made up from the reply itself.
-    #[arg(long, value_name = "SHARE", requires = "model", conflicts_with = "batch")]
+    /// With --model: also time replies whose guesses are right in this share, 0 to 1; with --batch
+    /// by an engine, without guesses and with as many as pay. The guesses are made up from the
+    /// replies themselves.
+    #[arg(long, value_name = "SHARE", requires = "model")]
     pub draft_accept: Option<f64>,
     /// With --draft-accept: guesses per pass [default: 3].
     #[arg(long, value_name = "N", requires = "draft_accept", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=15))]
     pub draft_max: Option<usize>,
     /// With --draft-accept: the model's layer for multi-token prediction guesses, too, and its
     /// guesses are not used, so that its time counts.
-    #[arg(long, requires = "draft_accept")]
+    #[arg(long, requires = "draft_accept", conflicts_with = "batch")]
     pub draft_mtp: bool,
 }
 
@@ -49,12 +50,12 @@ impl GuessArguments {
 
 /// Guesses of a script; those of the model's own layer are made as well.
 #[derive(Debug)]
-struct Forced<'m> {
+struct Forced {
     script: Script,
-    mtp: Option<Mtp<'m>>,
+    mtp: Option<Mtp>,
 }
 
-impl Drafter for Forced<'_> {
+impl Drafter for Forced {
     fn draft(&mut self, text: &[u32], most: usize) -> Result<Vec<u32>, ModelError> {
         if let Some(mtp) = &mut self.mtp {
             mtp.draft(text, most)?;
@@ -84,7 +85,7 @@ impl<'m> ForcedReply<'m> {
     pub fn new(
         arguments: &Arguments,
         model: &'m Model,
-        predictor: Option<&'m Predictor>,
+        predictor: Option<&Predictor>,
         (text, tokens): (&[u32], usize),
     ) -> Result<Self, Failure> {
         let (share, most) = (arguments.guesses.draft_accept.unwrap_or(1.0), arguments.guesses.most());

@@ -3,7 +3,6 @@
 use crate::Failure;
 use lowbit::{Checkpoint, Format};
 use lowbit_files::{Stored, TensorView, shown};
-use lowbit_formats::{Scales, Scheme};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -105,20 +104,9 @@ fn weight(checkpoint: &Checkpoint, view: &TensorView) -> Result<Option<Weight>, 
 /// The bytes of a weight whose blocks are taken apart, as every device does it: codes of some IQ
 /// types take more bits then than in a block.
 fn loaded_bytes(format: Format, shape: &[usize]) -> u64 {
-    let Scheme { bits, scales, .. } = format.scheme();
-    // Bits per superblock of 256 values.
-    let of_scales = match scales {
-        Scales::One => 0,
-        Scales::Group { float, size, biased } => 256 / size * 8 * float.size() * if biased { 2 } else { 1 },
-        Scales::E8M0 { .. } => 256 / 32 * 8,
-        Scales::E4M3 => 256 / 16 * 8,
-        Scales::Super { size } => 256 / size * 8 + 16,
-        Scales::SuperWithMinima { size: 16 } => 256 / 16 * 8 + 32,
-        Scales::SuperWithMinima { size } => 256 / size * 16 + 32,
-    };
+    let of_256: usize = format.scheme().bytes(256).iter().sum();
     let values = shape.iter().fold(1u128, |count, &n| count.saturating_mul(n as u128));
-    let bits = values.saturating_mul((256 * bits + of_scales) as u128) / 256;
-    u64::try_from(bits / 8).unwrap_or(u64::MAX)
+    u64::try_from(values.saturating_mul(of_256 as u128) / 256).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ pub fn read(path: &Path, arguments: &Arc<Arguments>) -> Result<(Vec<Offer>, usiz
         let load = move || -> Result<Loaded, String> {
             let asked = entry.context.or(arguments.engine.ctx_size);
             let names = [std::slice::from_ref(&entry.name), &entry.alias[..]].concat();
-            let prepared = Prepared::load(&arguments, (&model, asked), names, most);
+            let prepared = Prepared::load(&arguments, (&model, asked), names, (most, None));
             let prepared = prepared.map_err(|failure| failure.to_string())?;
             out::note!("{}", prepared.ready());
             Ok(prepared.loaded())

@@ -2,6 +2,7 @@
 
 use super::super::fake::{BROKEN, CONTEXT, POISON, reply};
 use super::{Simulation, asks, prompt, without_stop};
+use crate::runner::GuessLimits;
 use crate::{EngineError, Event, Finish, Request};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -42,6 +43,8 @@ proptest! {
         memory in prop_oneof![3 => Just(usize::MAX), 1 => 500usize..2500],
         (chunk, on_the_way) in (prop_oneof![Just(64usize), Just(192), Just(512)], any::<bool>()),
         parts in prop_oneof![Just(1usize), Just(usize::MAX)],
+        // Steps guess, or do not.
+        (guesses, right, fixed) in (prop_oneof![Just(0usize), Just(3), Just(8)], 0u32..=10, any::<bool>()),
     ) {
         let mut simulation = Simulation::new(states, budget, |options| {
             options.with_max_running(running).with_prefill_chunk(chunk)
@@ -49,6 +52,8 @@ proptest! {
         simulation.fake.memory.set(memory);
         simulation.fake.on_the_way.set(on_the_way);
         simulation.fake.most_parts.set(parts);
+        simulation.fake.limits.set(GuessLimits { most: guesses, rows: 16, fixed });
+        simulation.fake.right.set(right);
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
             match op {

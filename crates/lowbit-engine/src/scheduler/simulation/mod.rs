@@ -2,13 +2,16 @@
 //! simulated.
 
 mod caches;
+mod guesses;
 mod mixes;
+mod router;
 
 use super::fake::{CONTEXT, Fake};
 use super::{Scheduler, check_size};
-use crate::{EngineError, EngineOptions, Event, Finish, Request, Sink};
+use crate::{CacheEvents, EngineError, EngineOptions, Event, Finish, Request, Sink};
 use lowbit_kernels::Device;
 use lowbit_models::GenerationOptions;
+use router::Router;
 use std::ops::ControlFlow::{Break, Continue};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,15 +28,17 @@ struct Simulation {
     requests: Vec<(Request, Events)>,
     /// The clock as sinks see it.
     clock: Arc<Mutex<Duration>>,
+    router: Router,
 }
 
 impl Simulation {
     fn new(states: usize, budget: usize, change: impl Fn(EngineOptions) -> EngineOptions) -> Self {
         let fake = Fake::new(states);
         let device = Device::cpu(None).expect("a CPU");
-        let options = change(EngineOptions::new(&device).with_cache_bytes(budget));
+        let events = CacheEvents::new(|_| {});
+        let options = change(EngineOptions::new(&device).with_cache_bytes(budget)).with_cache_events(events);
         let scheduler = fake.scheduler(options.clone());
-        Self { fake, scheduler, options, requests: vec![], clock: Arc::default() }
+        Self { fake, scheduler, options, requests: vec![], clock: Arc::default(), router: Router::default() }
     }
 
     /// Submits a request, and returns its number; `breaks` events on, its sink wants no more.
@@ -58,8 +63,14 @@ impl Simulation {
         self.check();
     }
 
-    /// Every byte is counted, once, and the budget holds.
-    fn check(&self) {
+    /// Every byte is counted, once, and the budget holds; a router knows what is found.
+    fn check(&mut self) {
+        let events = self.scheduler.take_cache_events();
+        let asked = if events.is_empty() { 0 } else { 4 };
+        self.router.hear(events);
+        for (request, _) in self.requests.iter().rev().take(asked) {
+            self.router.check(&self.scheduler.store.tree, &request.prompt, self.fake.sizes.states > 0);
+        }
         let stats = self.scheduler.stats();
         assert_eq!(self.fake.bytes.get(), stats.running_bytes + stats.cached_bytes);
         assert!(self.fake.bytes.get() <= self.options.cache_bytes, "{stats:?}");
@@ -121,6 +132,8 @@ impl Simulation {
         let now = self.fake.clock.get();
         while self.scheduler.store.evict(None, now) {}
         assert_eq!((self.fake.bytes.get(), self.scheduler.store.tree.len()), (0, 0));
+        self.router.hear(self.scheduler.take_cache_events());
+        assert_eq!(self.router.len(), 0);
     }
 }
 

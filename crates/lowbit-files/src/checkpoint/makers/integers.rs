@@ -123,7 +123,11 @@ pub(super) fn bits_at(word: impl Fn(usize) -> u32, start: usize, bits: usize) ->
 
 /// Makes `rows` rows of words, on all cores where there are many: `make(row, out)` fills row `row`,
 /// some rows at a time.
-pub(super) fn words_by_rows(rows: usize, columns: usize, make: impl Fn(usize, &mut [u8]) + Sync) -> Vec<u8> {
+pub(in crate::checkpoint) fn words_by_rows(
+    rows: usize,
+    columns: usize,
+    make: impl Fn(usize, &mut [u8]) + Sync,
+) -> Vec<u8> {
     /// Rows that are made together, so that what is read by columns is read by lines of the cache.
     const TOGETHER: usize = 32;
     let mut words = vec![0; rows * columns * 4];

@@ -18,6 +18,7 @@ mod nvfp4;
 #[cfg(test)]
 mod tests;
 
+pub(super) use integers::words_by_rows;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 

@@ -8,6 +8,8 @@ mod cuda;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_times;
 mod gradient;
 #[cfg(test)]
 mod int8_tests;

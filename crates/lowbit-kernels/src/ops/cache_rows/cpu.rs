@@ -1,6 +1,6 @@
 //! Rows of caches on the CPU: how kernels load them, and how integers are made.
 
-use super::{BLOCK, CacheType};
+use super::{BLOCK, CacheType, LEAST_CODE};
 use crate::cast::Float;
 use crate::ops::Check;
 use crate::simd::{Kernel, Simd};
@@ -196,7 +196,7 @@ pub(super) fn encode(check: Check, (name, x): (&'static str, &Tensor)) -> Result
     Ok(y)
 }
 
-/// A group's scale over its greatest magnitude, whose code is 127.
+/// A group's least scale over its greatest magnitude, whose code is 127.
 const RANGE: f32 = 128.0 / 127.0;
 /// The least magnitude that rounds to infinity in f16.
 const INFINITE: f32 = 65520.0;
@@ -214,35 +214,78 @@ impl Kernel for Encode<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let Self { x, y, width } = self;
-        let group = CacheType::group(width);
-        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(CacheType::Int8.row(width))) {
-            let (codes, scales) = y.split_at_mut(width);
-            let groups = x.chunks_exact(group).zip(codes.chunks_exact_mut(group));
-            for ((x, codes), scale) in groups.zip(scales.chunks_exact_mut(2)) {
-                let bits = encode_group(x, codes);
-                scale.copy_from_slice(&bits.to_le_bytes());
-            }
+        match CacheType::group(width) {
+            8 => rows::<8>(x, y, width),
+            16 => rows::<16>(x, y, width),
+            _ => rows::<32>(x, y, width),
         }
     }
 }
 
-/// Writes the codes of a group, and returns its scale: 128/127 of the greatest magnitude, rounded.
+/// Encodes rows with groups of `G` values.
 #[inline(always)]
-fn encode_group(x: &[f32], codes: &mut [u8]) -> u16 {
+fn rows<const G: usize>(x: &[f32], y: &mut [u8], width: usize) {
+    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(CacheType::Int8.row(width))) {
+        let (codes, scales) = y.split_at_mut(width);
+        let groups = x.chunks(G).zip(codes.chunks_mut(G));
+        for ((x, codes), scale) in groups.zip(scales.chunks_exact_mut(2)) {
+            // The last group may be half a group.
+            let mut values = [0.0; G];
+            values[..x.len()].copy_from_slice(x);
+            let (all, bits) = encode_group(&values);
+            codes.copy_from_slice(&all[..codes.len()]);
+            scale.copy_from_slice(&bits.to_le_bytes());
+        }
+    }
+}
+
+/// The codes of a group, and its scale.
+#[inline(always)]
+fn encode_group<const G: usize>(x: &[f32; G]) -> ([u8; G], u16) {
     // Infinity and NaN times 0 are NaN.
     let finite = x.iter().fold(0.0, |sum, x| sum + x * 0.0) == 0.0;
     let greatest = x.iter().fold(0f32, |greatest, x| greatest.max(x.abs()));
-    let scale = <f16 as Float>::narrow(greatest * RANGE);
-    if !finite || !scale.is_finite() {
-        return f16::NAN.to_bits();
+    let mut best = <f16 as Float>::narrow(greatest * RANGE);
+    if !finite || !best.is_finite() {
+        return ([0; G], f16::NAN.to_bits());
     }
-    let inverse = if scale.to_bits() == 0 { 0.0 } else { 128.0 / Float::widen(scale) };
-    for (code, x) in codes.iter_mut().zip(x) {
-        // The sum's last place is 1: it rounds to nearest, ties to even.
-        let rounded = (x * inverse).clamp(-127.0, 127.0) + 12_582_912.0;
-        *code = rounded.to_bits() as u8;
+    let mut least = squared_error(x, best);
+    for of_greatest in (LEAST_CODE..127).rev() {
+        let scale = <f16 as Float>::narrow(greatest * (128.0 / of_greatest as f32));
+        let error = squared_error(x, scale);
+        // That of an infinite scale is NaN.
+        if error < least {
+            (best, least) = (scale, error);
+        }
     }
-    scale.to_bits()
+    (x.map(|x| rounded(x, inverse(best)).to_bits() as u8), best.to_bits())
+}
+
+/// The sum of the squared errors of a group with this scale.
+#[inline(always)]
+fn squared_error<const G: usize>(x: &[f32; G], scale: f16) -> f32 {
+    let (unit, inverse) = (Float::widen(scale) * (1.0 / 128.0), inverse(scale));
+    let error = |x: f32| x - (rounded(x, inverse) - SHIFT) * unit;
+    // Eight sums, so that they are one vector's.
+    let mut sums = [0.0; 8];
+    for x in x.chunks_exact(8) {
+        sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += error(x) * error(x));
+    }
+    sums.iter().sum()
+}
+
+#[inline(always)]
+fn inverse(scale: f16) -> f32 {
+    if scale.to_bits() == 0 { 0.0 } else { 128.0 / Float::widen(scale) }
+}
+
+/// A sum with it has 1 as its last place: it rounds to nearest, ties to even.
+const SHIFT: f32 = 12_582_912.0;
+
+/// The code of a value, and [`SHIFT`].
+#[inline(always)]
+fn rounded(x: f32, inverse: f32) -> f32 {
+    (x * inverse).clamp(-127.0, 127.0) + SHIFT
 }
 
 /// See [`super::expand_cache`]; in f32.

@@ -22,9 +22,14 @@ pub(crate) use cpu::{Int8, Stored};
 ///      | code 0 .. D - 1    | scale 0, scale 1 .. | 0 .. |
 /// ```
 ///
-/// A value is `code / 128 * scale`, codes being from -127 to 127. A group whose scale is NaN or
-/// infinite has no value that is finite. Rows have 16 bytes for scales up to D of 256, so that
-/// narrow heads have smaller groups: 8 values up to D of 64, 16 up to 128, else 32.
+/// A value is `code / 128 * scale`, codes being from -127 to 127. A group's scale is, of those that
+/// give its greatest magnitude a code of 120 to 127, the one with the least squared error. A group
+/// whose scale is NaN or infinite has no value that is finite. Rows have 16 bytes for scales up to
+/// D of 256, so that narrow heads have smaller groups: 8 values up to D of 64, 16 up to 128, else
+/// 32 (the last one may have 16).
+///
+/// Keys that [`rms_norm_rope_append`](super::rms_norm_rope_append()) makes are rotated by
+/// [`hadamard_transform`](super::hadamard_transform()), and so must be the queries to them.
 ///
 /// Source: ggml 0.25 `q8_0` (groups of 32 with a scale in f16, `absmax / 127`), which llama.cpp's
 /// caches have by `-ctk q8_0`.
@@ -46,6 +51,9 @@ impl From<FloatType> for CacheType {
 
 /// Bytes of a row's scales are a multiple of this, and so are the values.
 const BLOCK: usize = 16;
+
+/// The least code that a group's greatest magnitude may have; the greatest one is 127.
+const LEAST_CODE: u32 = 120;
 
 impl CacheType {
     /// The element type of a cache's tensor.
@@ -110,6 +118,16 @@ impl CacheType {
         let want =
             "rows of i8 are D codes, a multiple of 16 up to 512, and 16 bytes of scales per 256".into();
         Err(check.shape_error(operand, x, want))
+    }
+
+    /// The floats that a GPU moves rows as, and the elements that one of them has: integers are
+    /// moved in pairs, and a NaN in place of all pairs makes scales NaN.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn moved(self) -> (FloatType, usize) {
+        match self {
+            Self::Float(float) => (float, 1),
+            Self::Int8 => (FloatType::BF16, 2),
+        }
     }
 
     /// The float type, for ops that take no other cache.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ops::testing::{FLOATS, devices, fetched};
-use crate::ops::{PAGE_TOKENS, gather_pages, kv_append, kv_append_paged};
+use crate::ops::{PAGE_TOKENS, gather_pages, kv_append, kv_append_paged, kv_gather};
 use half::f16;
 use numcheck::Random;
 
@@ -16,20 +16,42 @@ fn decoded(bytes: &[u8], width: usize) -> Vec<f64> {
     rows.flat_map(|row| (0..width).map(move |at| value(row, at))).collect()
 }
 
-/// Asserts that each value of `bytes` is within half a step of `x`: of 1/127 of the group's
-/// greatest magnitude, of which the scale has an error of 2^-11, or 2^-25 at least.
+/// Asserts that each value of `bytes` is within half a step of `x`: of 1/120 of the group's
+/// greatest magnitude at most, of which the scale has an error of 2^-11, or 2^-25 at least; and
+/// that no other code of the greatest magnitude gives a group a smaller error.
 fn assert_encoded(bytes: &[u8], x: &[f32], width: usize) {
     let group = CacheType::group(width);
     let all = decoded(bytes, width);
     assert_eq!(all.len(), x.len());
-    for (x, y) in x.chunks_exact(group).zip(all.chunks_exact(group)) {
-        let greatest = x.iter().fold(0f32, |a, x| a.max(x.abs()));
-        let step = f64::from(greatest) / 127.0 * (1.0 + 2f64.powi(-10)) + 2f64.powi(-31);
-        for (&x, &y) in x.iter().zip(y) {
-            let bound = step * 0.5 + f64::from(greatest) * 2f64.powi(-11) + 2f64.powi(-25);
-            assert!((f64::from(x) - y).abs() <= bound, "{x} became {y}, of a step of {step}");
+    for (x, y) in x.chunks(width).zip(all.chunks(width)) {
+        for (x, y) in x.chunks(group).zip(y.chunks(group)) {
+            let greatest = x.iter().fold(0f32, |a, x| a.max(x.abs()));
+            let step = f64::from(greatest) / 120.0 * (1.0 + 2f64.powi(-10)) + 2f64.powi(-31);
+            for (&x, &y) in x.iter().zip(y) {
+                let bound = step * 0.5 + f64::from(greatest) * 2f64.powi(-11) + 2f64.powi(-25);
+                assert!((f64::from(x) - y).abs() <= bound, "{x} became {y}, of a step of {step}");
+            }
+            let error: f64 = x.iter().zip(y).map(|(&x, y)| (f64::from(x) - y).powi(2)).sum();
+            let least =
+                (120..=127).map(|code| squared_error(x, f16::from_f32(greatest * (128.0 / code as f32))));
+            let least = least.fold(f64::INFINITY, f64::min);
+            // Errors that are compared are sums of f32, of differences with an error of their own.
+            let rounded = 2f64.powi(-22) * f64::from(greatest);
+            let slack = 4.0 * rounded * (group as f64 * error).sqrt() + group as f64 * rounded * rounded;
+            assert!(error <= least * (1.0 + 2f64.powi(-18)) + slack, "{error:e} of {x:?}, not {least:e}");
         }
     }
+}
+
+/// The squared error of a group that is rounded with this scale.
+fn squared_error(x: &[f32], scale: f16) -> f64 {
+    let unit = scale.to_f64() / 128.0;
+    let error = |&x: &f32| {
+        let x = f64::from(x);
+        let code = if unit == 0.0 { 0.0 } else { (x / unit).clamp(-127.0, 127.0).round_ties_even() };
+        (x - code * unit).powi(2)
+    };
+    x.iter().map(error).sum()
 }
 
 #[test]
@@ -48,7 +70,7 @@ fn rows_and_widths_agree() {
 fn appends_on(device: &Device) {
     let mut random = Random::new(5);
     let host = crate::ops::testing::device();
-    for (width, dtype) in [16, 64, 96, 128, 256, 512].into_iter().zip(FLOATS.into_iter().cycle()) {
+    for (width, dtype) in [16, 64, 96, 128, 144, 256, 496, 512].into_iter().zip(FLOATS.into_iter().cycle()) {
         let (tokens, heads) = (3, 2);
         let mut values = random.normal(tokens * heads * width, 1.5);
         // One value above the others, and groups of zeros and of small numbers.
@@ -103,6 +125,27 @@ fn pages_on(device: &Device) {
     assert_eq!(fetched(&gathered).bytes(), fetched(&cache).bytes());
 }
 
+/// Rows that are taken out of a cache are the same in another.
+fn rows_move_on(device: &Device) {
+    let mut random = Random::new(8);
+    let (heads, width) = (3, 48);
+    let row = CacheType::Int8.row(width);
+    let zeros = |capacity| Tensor::allocate_zeros(&[heads, capacity, row], DType::I8, device).unwrap();
+    let ids = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device).unwrap();
+    let x = random.normal(4 * heads * width, 1.5);
+    let x = Tensor::new(&x, &[4, heads, width], device).unwrap();
+    let (mut one, mut other, mut want) = (zeros(9), zeros(7), zeros(7));
+    kv_append(&mut one, &x, &ids(&[8, 1, 0, 5])).unwrap();
+    let rows = kv_gather(&one, &ids(&[8, 1, 0, 5])).unwrap();
+    assert_eq!((rows.shape(), rows.dtype()), (&[4, heads, row][..], DType::I8));
+    for (cache, x) in [(&mut other, &rows), (&mut want, &x)] {
+        kv_append(cache, x, &ids(&[3, 6, 2, 0])).unwrap();
+    }
+    let (other, want) = (fetched(&other), fetched(&want));
+    assert!(want.bytes().iter().any(|&byte| byte != 0));
+    assert_eq!(other.bytes(), want.bytes());
+}
+
 /// A group with a number that is not finite has none that is, and its neighbours are as they were.
 fn not_finite_on(device: &Device) {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -124,6 +167,7 @@ fn on_cpus() {
     for device in devices() {
         appends_on(&device);
         pages_on(&device);
+        rows_move_on(&device);
         not_finite_on(&device);
     }
 }
@@ -134,7 +178,13 @@ fn on_a_gpu() {
     let device = crate::ops::testing::gpu();
     appends_on(&device);
     pages_on(&device);
+    rows_move_on(&device);
     not_finite_on(&device);
+    // Rows beyond a cache have no numbers.
+    let cache = Tensor::allocate_zeros(&[1, 2, 32], DType::I8, &device).unwrap();
+    let rows = kv_gather(&cache, &Tensor::new(&[2u32], &[1], &device).unwrap()).unwrap();
+    let y = fetched(&expand_cache(&rows, DType::F32).unwrap());
+    assert!(y.as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
     // Pages beyond the pool have no numbers.
     let pages = Tensor::allocate_zeros(&[1, 1, PAGE_TOKENS, 32], DType::I8, &device).unwrap();
     let y = gather_pages(&pages, &Tensor::new(&[7u32], &[1], &device).unwrap()).unwrap();
@@ -175,5 +225,21 @@ fn other_tensors_are_refused() {
         expand(&[2, 33], DType::I8, DType::F32),
         "expand_cache: cache is [2, 33], but rows of i8 are D codes, a multiple of 16 up to 512, and 16 \
          bytes of scales per 256"
+    );
+}
+
+/// Rows of integers go to a cache of such alone.
+#[test]
+fn rows_of_another_type_are_refused() {
+    let device = crate::ops::testing::device();
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
+    let at = zeros(&[1], DType::U32);
+    let refused = |mut cache: Tensor| {
+        kv_append(&mut cache, &zeros(&[1, 2, 80], DType::I8), &at).unwrap_err().to_string()
+    };
+    assert_eq!(refused(zeros(&[2, 3, 80], DType::F16)), "kv_append: x is i8, but f16 is wanted");
+    assert_eq!(
+        refused(zeros(&[2, 3, 32], DType::I8)),
+        "kv_append: x is [1, 2, 80], but cache [2, 3, 32] wants [1, 2, 32]"
     );
 }

@@ -16,6 +16,7 @@
 //! `exp(log_decay)`).
 
 mod bench;
+mod channels;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
@@ -26,6 +27,9 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+pub(super) use channels::check_channels;
+pub(crate) use channels::reference as channel_reference;
+pub use channels::{ChannelDecay, channel_gates};
 pub use gradient::{DeltaGatesGradient, delta_gates_backward};
 pub(super) use steps::check_steps;
 #[cfg(feature = "gpu")]

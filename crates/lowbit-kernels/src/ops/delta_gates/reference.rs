@@ -1,6 +1,6 @@
 //! The gates in f64, and how far f32 may be from them, in units `u = 2^-24`.
 
-const U: f64 = f32::EPSILON as f64 / 2.0;
+pub(super) const U: f64 = f32::EPSILON as f64 / 2.0;
 
 /// `(value, bound)` of `log_decay` and of `beta` for one token and head.
 ///
@@ -20,6 +20,6 @@ pub(crate) fn delta_gates(a: f32, b: f32, a_log: f32, dt_bias: f32) -> [(f64, f6
     [(-rate * softplus, bound + (1.0 + 2.0 * rate) * flushed), (beta, 2.0 * 2.5 * U * beta + flushed)]
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }

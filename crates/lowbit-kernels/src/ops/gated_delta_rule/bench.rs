@@ -17,6 +17,9 @@ const QWEN: Dims = Dims { key_heads: 16, key_dim: 128, value_heads: 32, value_di
 /// Those of Granite 4 H Tiny's Mamba-2, which has no correction.
 const GRANITE: Dims = Dims { key_heads: 1, key_dim: 128, value_heads: 48, value_dim: 64 };
 
+/// Those of Kimi-Linear 48B-A3B, whose channels each have their own decay.
+const KIMI: Dims = Dims { key_heads: 32, key_dim: 128, value_heads: 32, value_dim: 128 };
+
 /// The sizes and the choices of a case.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -26,13 +29,15 @@ struct Shape {
     dtype: FloatType,
     form: Form,
     rule: Rule,
+    /// True if each channel of the keys has its own decay.
+    channels: bool,
     /// True if the states are rows of a pool.
     pooled: bool,
 }
 
 impl Shape {
     fn new(sequences: usize, length: usize, dtype: FloatType) -> Self {
-        Self { sequences, length, dtype, form: Form::Auto, rule: Rule::Delta, pooled: false }
+        Self { sequences, length, dtype, form: Form::Auto, rule: Rule::Delta, channels: false, pooled: false }
     }
 
     /// The same of Mamba-2.
@@ -40,8 +45,17 @@ impl Shape {
         Self { rule: Rule::Additive, ..self }
     }
 
+    /// The same with a decay per channel.
+    fn with_channels(self) -> Self {
+        Self { channels: true, ..self }
+    }
+
     fn dims(self) -> Dims {
-        if self.rule == Rule::Delta { QWEN } else { GRANITE }
+        match self.rule {
+            Rule::Delta if self.channels => KIMI,
+            Rule::Delta => QWEN,
+            Rule::Additive => GRANITE,
+        }
     }
 
     fn params(self) -> GatedDeltaRule {
@@ -59,7 +73,10 @@ fn cases() -> Vec<Case> {
     let forms = [Form::Recurrent, Form::Chunked].map(|form| Shape { form, ..shape(1, 8) });
     let other = [Shape::new(1, 512, FloatType::BF16), Shape { form: Form::Recurrent, ..shape(1, 512) }];
     let mamba = [(1, 1), (1, 512)].map(|(s, t)| shape(s, t).additive());
-    auto.into_iter().chain(forms).chain(other).chain(mamba).map(case).collect()
+    let recurrent = |shape| Shape { form: Form::Recurrent, ..shape };
+    let kimi = [shape(1, 1), shape(1, 8), recurrent(shape(1, 8)), shape(1, 512), recurrent(shape(1, 512))];
+    let kimi = kimi.map(Shape::with_channels);
+    auto.into_iter().chain(forms).chain(other).chain(mamba).chain(kimi).map(case).collect()
 }
 
 fn gpu_cases() -> Vec<Case> {
@@ -69,7 +86,8 @@ fn gpu_cases() -> Vec<Case> {
     let mamba = [(1, 1), (1, 8192)].map(shape);
     let pooled = Shape { pooled: true, ..shape((64, 1)) };
     let mamba = mamba.into_iter().chain([pooled]).map(Shape::additive);
-    sizes.into_iter().chain(steps).chain(mamba).map(case).collect()
+    let kimi = [(1, 1), (64, 1), (1, 2048)].map(|sizes| shape(sizes).with_channels());
+    sizes.into_iter().chain(steps).chain(mamba).chain(kimi).map(case).collect()
 }
 
 /// Longer and longer texts.
@@ -79,7 +97,7 @@ fn scaling_cases() -> Vec<Case> {
 
 /// Decoding finds the states cold.
 fn case(shape: Shape) -> Case {
-    let Shape { sequences, length, dtype, form, pooled, rule } = shape;
+    let Shape { sequences, length, dtype, form, pooled, rule, channels } = shape;
     let Dims { key_heads, key_dim, value_heads, value_dim } = shape.dims();
     let tokens = sequences * length;
     let state = sequences * value_heads * key_dim * value_dim;
@@ -87,12 +105,18 @@ fn case(shape: Shape) -> Case {
     let dim = if key_dim == value_dim { format!("{key_dim}") } else { format!("{key_dim}x{value_dim}") };
     let chosen = if form == Form::Auto { String::new() } else { format!(" {form:?}").to_lowercase() };
     let place = if pooled { " pool" } else { "" };
+    let kind = if channels { " channels" } else { "" };
+    let decays = tokens * value_heads * if channels { key_dim } else { 1 };
     Case {
         op: "gated_delta_rule",
-        shape: format!("S={sequences} T={length} Hk={key_heads} Hv={value_heads} D={dim}{chosen}{place}"),
+        shape: format!(
+            "S={sequences} T={length} Hk={key_heads} Hv={value_heads} D={dim}{chosen}{kind}{place}"
+        ),
         format: "-".into(),
         dtype,
-        bytes: 2 * state * size_of::<f32>() + activations + 2 * tokens * value_heads * size_of::<f32>(),
+        bytes: 2 * state * size_of::<f32>()
+            + activations
+            + (decays + tokens * value_heads) * size_of::<f32>(),
         // Decay, two reads (one without a correction) and an update of the state.
         flops: if rule == Rule::Delta { 7 } else { 5 } * tokens * value_heads * key_dim * value_dim,
         arithmetic: Arithmetic::F32,
@@ -102,7 +126,7 @@ fn case(shape: Shape) -> Case {
 }
 
 fn prepare(shape: Shape, device: &Device, copies: usize) -> Result<Prepared, KernelError> {
-    let Shape { sequences, length, dtype, pooled, .. } = shape;
+    let Shape { sequences, length, dtype, pooled, channels, .. } = shape;
     let (dims, params) = (shape.dims(), shape.params());
     let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
     let host = device.host()?;
@@ -116,13 +140,14 @@ fn prepare(shape: Shape, device: &Device, copies: usize) -> Result<Prepared, Ker
     let keys = [tokens, key_heads, key_dim];
     let (q, k) = (normal(&keys, unit)?, normal(&keys, unit)?);
     let v = normal(&[tokens, value_heads, value_dim], 1.0)?;
-    let gates = tokens * value_heads;
-    let mut gate = |least: f32, most: f32| {
-        let values: Vec<f32> =
-            (0..gates).map(|_| least + (most - least) * (random.uniform() + 1.0) / 2.0).collect();
-        Tensor::new(&values, &[tokens, value_heads], &host)
+    let mut gate = |shape: &[usize], least: f32, most: f32| {
+        let uniform = |_| least + (most - least) * (random.uniform() + 1.0) / 2.0;
+        let values: Vec<f32> = (0..shape.iter().product()).map(uniform).collect();
+        Tensor::new(&values, shape, &host)
     };
-    let (log_decay, beta) = (gate(-0.2, 0.0)?, gate(0.0, 1.0)?);
+    let heads = [tokens, value_heads, key_dim];
+    let log_decay = gate(if channels { &heads } else { &heads[..2] }, -0.2, 0.0)?;
+    let beta = gate(&heads[..2], 0.0, 1.0)?;
     let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
     let cu_seqlens = Tensor::new(&offsets, &[sequences + 1], &host)?;
     // The pool has a row for each sequence, in their order: the reference knows no slots.
@@ -184,6 +209,7 @@ fn expected(
         }
     }
     if let Device::Cpu(cpu) = device
+        && !inputs.gates.per_channel()
         && cpu::rounds(cpu, params, inputs.q.dim(0) / state.dim(0))
     {
         let rounding = (Rounding::on_cpu(), CHUNK);

@@ -2,7 +2,7 @@
 
 use super::reference::Bounded;
 use super::rounded::Rounding;
-use super::tests::{Case, Decay, RAGGED, Sizes, additive, norms};
+use super::tests::{CHANNEL_DECAYS, Case, Decay, RAGGED, Sizes, additive, norms};
 use super::*;
 use crate::ops::testing::{FLOATS, device, fetched, gpu, values};
 use lowbit_formats::FloatType;
@@ -29,7 +29,7 @@ impl Case {
         let (log_decay, beta) = on.inputs().gates.computed().unwrap();
         let (log_decay, beta) = (fetched(&log_decay), fetched(&beta));
         let params = GatedDeltaRule { qk_norm: None, ..self.params };
-        Self { q, k, log_decay, beta, raw: None, steps: false, params, ..self.clone() }
+        Self { q, k, log_decay, beta, raw: None, params, ..self.clone() }
     }
 
     fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
@@ -394,4 +394,36 @@ fn refusals_name_the_device() {
     let mixed = Case { beta: case.beta.clone(), ..case.on(&gpu) };
     let message = mixed.run().unwrap_err().to_string();
     assert_eq!(message, format!("gated_delta_rule: beta is on cpu, but x is on {gpu}"));
+}
+
+#[test]
+fn a_decay_per_channel_in_every_convention() {
+    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
+        for state_layout in layouts() {
+            for (rule, sign) in [(Rule::Delta, DecaySign::LogDecay), (Rule::Additive, DecaySign::Rate)] {
+                let plain = GatedDeltaRule::mlx_native();
+                let params = GatedDeltaRule { rule, head_map, state_layout, sign, ..plain };
+                for shape in [RAGGED, STEP] {
+                    Case::new(shape, Decay::Usual, params).with_channel_decays(Decay::Usual).check_gpu();
+                }
+            }
+        }
+    }
+    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
+    for (dtype, decay) in FLOATS.into_iter().zip([Decay::None, Decay::Usual, Decay::Strong]) {
+        let case = Case::new(CHUNKS, Decay::Usual, params).with_channel_decays(decay).rounded(dtype);
+        case.check_gpu();
+        case.check_pool(&gpu());
+    }
+}
+
+#[test]
+fn computes_the_gates_of_channels_where_asked() {
+    for (dtype, decay) in FLOATS.into_iter().flat_map(|dtype| CHANNEL_DECAYS.map(|decay| (dtype, decay))) {
+        for shape in [RAGGED, STEP] {
+            let params = GatedDeltaRule { qk_norm: Some(norms()[0]), ..GatedDeltaRule::new(shape.key_dim) };
+            let case = Case::new(shape, Decay::Usual, params).with_channel_gates(decay);
+            case.with_keys_times(2.5).rounded(dtype).check_gpu();
+        }
+    }
 }

@@ -8,13 +8,15 @@
 //! S     <- S + k[t] delta^T
 //! y[t, h] = scale * S^T q[t]
 //! ```
-//! With [`Rule::Additive`] nothing is corrected: `delta = beta[t, h] * v[t, h]`.
+//! With [`Rule::Additive`] nothing is corrected: `delta = beta[t, h] * v[t, h]`. With a decay per
+//! channel of the keys, row `c` of `S` is multiplied by `exp(log_decay[t, h, c])`.
 //!
 //! | operand | shape | dtype |
 //! |---|---|---|
 //! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; see [`GatedDeltaRule::qk_norm`] |
 //! | `v` | `[T, Hv, Dv]`, `Hv` a multiple of `Hk` | |
-//! | `log_decay`, `beta` | `[T, Hv]`, or made of others: see [`DeltaGates`] | f32 |
+//! | `log_decay` | `[T, Hv]`, or `[T, Hv, Dk]`: a decay per channel; or made of others: see [`DeltaGates`] | f32 |
+//! | `beta` | `[T, Hv]`, or made of others | f32 |
 //! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, or a pool of them, updated | f32 |
 //! | `slots` | `[S]`: sequence `s` has state `slots[s]` of the pool; see [`GatedDeltaInputs::slots`] | u32 |
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
@@ -27,13 +29,16 @@
 //! gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its
 //! own. Chunks on a CPU with tiles of bf16 (AMX) round the state to bf16 where it is read, and the
 //! keys and queries that it is multiplied with, unless [`GatedDeltaRule::exact`] is set; everything
-//! else is f32. On a GPU `cu_seqlens` and `slots` are not looked at beforehand: a sequence whose
+//! else is f32. With a decay per channel a CPU always computes in f32, and a GPU token after token.
+//! On a GPU `cu_seqlens` and `slots` are not looked at beforehand: a sequence whose
 //! offsets do not rise, or go past `T`, or whose slot is past the pool, is left out, and what `y`
 //! is for tokens of no sequence is undefined.
 //!
 //! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`;
 //! mlx-lm 0.32 `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024). Without
 //! the correction: transformers 5.24 `mamba2_chunk_scan` without its `D`; mlx-lm 0.32 `ssm_update`.
+//! With a decay per channel: flash-linear-attention 0.6 `naive_recurrent_kda`; "Kimi Linear"
+//! (2025).
 
 mod bench;
 mod cpu;
@@ -52,7 +57,7 @@ mod tests;
 
 pub use gradient::{GatedDeltaRuleGradient, GatesGradient, gated_delta_rule_backward};
 
-use super::{Check, L2Norm, StepLimits, delta_gates, l2_norm, step_gates};
+use super::{ChannelDecay, Check, L2Norm, StepLimits, channel_gates, delta_gates, l2_norm, step_gates};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -92,6 +97,9 @@ pub enum DeltaGates<'a> {
     Raw { a: &'a Tensor, b: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor },
     /// The op computes them of steps of time, as [`step_gates()`](super::step_gates()) does.
     Steps { dt: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor, limits: StepLimits },
+    /// The op computes them with a decay per channel, as
+    /// [`channel_gates()`](super::channel_gates()) does.
+    Channels { a: &'a Tensor, b: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor, decay: ChannelDecay },
 }
 
 impl DeltaGates<'_> {
@@ -101,20 +109,33 @@ impl DeltaGates<'_> {
             Self::Computed { log_decay, beta } => Ok((log_decay.clone(), beta.clone())),
             Self::Raw { a, b, a_log, dt_bias } => delta_gates(a, b, a_log, dt_bias),
             Self::Steps { dt, a_log, dt_bias, limits } => step_gates(dt, a_log, dt_bias, limits),
+            Self::Channels { a, b, a_log, dt_bias, decay } => channel_gates(a, b, a_log, dt_bias, decay),
         }
     }
 
-    /// Checks the operands of a call with these `v` and `sign`.
-    fn check(&self, v: &Tensor, sign: DecaySign) -> Result<(), KernelError> {
+    /// True if each channel of the keys has a decay of its own.
+    fn per_channel(&self) -> bool {
+        match self {
+            Self::Computed { log_decay, .. } => log_decay.shape().len() == 3,
+            Self::Channels { .. } => true,
+            Self::Raw { .. } | Self::Steps { .. } => false,
+        }
+    }
+
+    /// Checks the operands of a call with these `v`, size of keys and `sign`.
+    fn check(&self, v: &Tensor, key_dim: usize, sign: DecaySign) -> Result<(), KernelError> {
         let (op, want) = (CHECK, &v.shape()[..2]);
-        let on = |name, x: &Tensor| {
+        let channels = [want[0], want[1], key_dim];
+        let shaped = |name, x: &Tensor, want: &[usize]| {
             op.shape(name, x, want, || format!("v {:?}", v.shape()))?;
             op.same_device(name, x.device(), v.device())
         };
+        let on = |name, x: &Tensor| shaped(name, x, want);
         match *self {
             Self::Computed { log_decay, beta } => {
+                shaped("log_decay", log_decay, if self.per_channel() { &channels } else { want })?;
+                on("beta", beta)?;
                 for (name, gate) in [("log_decay", log_decay), ("beta", beta)] {
-                    on(name, gate)?;
                     op.dtype(name, gate, DType::F32)?;
                 }
             }
@@ -125,6 +146,10 @@ impl DeltaGates<'_> {
             Self::Steps { dt, a_log, dt_bias, limits } => {
                 on("dt", dt)?;
                 delta_gates::check_steps(op, dt, [a_log, dt_bias], limits)?;
+            }
+            Self::Channels { a, b, a_log, dt_bias, decay } => {
+                shaped("a", a, &channels)?;
+                delta_gates::check_channels(op, [a, b], [a_log, dt_bias], decay)?;
             }
         }
         if !matches!(self, Self::Computed { .. }) && sign != DecaySign::LogDecay {
@@ -298,13 +323,17 @@ pub fn gated_delta_rule(
             let [q, k, v] =
                 [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)].map(|(n, x)| op.widened(n, x));
             let (q, k, v) = (params.normalised(&q?)?, params.normalised(&k?)?, v?);
-            let (log_decay, beta) = inputs.gates.computed()?;
+            let (mut log_decay, beta) = inputs.gates.computed()?;
+            let per_channel = inputs.gates.per_channel();
+            if per_channel {
+                cpu::exponentiate(&cpu, log_decay.as_mut_slice()?, dims, params);
+            }
             let mut y = Tensor::empty(v.shape(), DType::F32, v.device());
             let problem = cpu::Problem {
                 q: q.as_slice()?,
                 k: k.as_slice()?,
                 v: v.as_slice()?,
-                log_decay: log_decay.as_slice()?,
+                decay: cpu::Decay::new(log_decay.as_slice()?, per_channel),
                 beta: beta.as_slice()?,
                 dims,
                 params,
@@ -334,7 +363,7 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
     op.float("q", q)?;
     op.dtype("k", k, q.dtype())?;
     op.dtype("v", v, q.dtype())?;
-    gates.check(v, params.sign)?;
+    gates.check(v, key_dim, params.sign)?;
     let [states, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
     let want = match params.state_layout {
         StateLayout::KeyValue => [states, value_heads, key_dim, value_dim],

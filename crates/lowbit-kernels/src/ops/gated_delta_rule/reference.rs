@@ -19,11 +19,12 @@
 //! error adds itself times `|v - S^T k|` to `eps`, and the logarithm of the decay's adds itself
 //! times `decay |M|` to `e`, before the step.
 //!
-//! Without a correction, `M^T|k|` is not in `eps`, and `rho` is 1.
+//! Without a correction, `M^T|k|` is not in `eps`, and `rho` is 1. With a decay per channel,
+//! `decay e_j` is the largest decay times e_j, and what the decays' errors add is a vector.
 
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule, StateLayout};
 use crate::gamma::gamma;
-use crate::ops::{delta_gates, l2_norm};
+use crate::ops::{ChannelDecay, delta_gates, l2_norm};
 use crate::{KernelError, Tensor};
 use lowbit_formats::DType;
 use std::ops::Range;
@@ -83,9 +84,13 @@ pub(crate) fn gated_delta_rule(
                 let gate = t * value_heads + head;
                 let key = (t * dims.key_heads + dims.key_head(params.head_map, head)) * key_dim;
                 let key = key..key + key_dim;
-                let decay = (f64::from(params.decay_factor()) * log_decay.values[gate]).exp();
-                let gates = [(decay, log_decay.bounds[gate]), (beta.values[gate], beta.bounds[gate])];
-                column.step(k.part(key.clone()), v[gate * value_dim + j], gates);
+                let decays = (0..key_dim).map(|i| {
+                    let at = if inputs.gates.per_channel() { gate * key_dim + i } else { gate };
+                    ((f64::from(params.decay_factor()) * log_decay.values[at]).exp(), log_decay.bounds[at])
+                });
+                let decays: Vec<_> = decays.collect();
+                let beta = (beta.values[gate], beta.bounds[gate]);
+                column.step(k.part(key.clone()), v[gate * value_dim + j], (&decays, beta));
                 y.set(gate * value_dim + j, column.read(q.part(key), f64::from(params.scale)));
             }
             (0..key_dim).for_each(|i| last.set(place(i), (column.s[i], column.error + TINY)));
@@ -108,6 +113,9 @@ fn normalised(x: &Tensor, params: &GatedDeltaRule) -> Result<Bounded, KernelErro
 fn gates(gates: &DeltaGates) -> Result<[Bounded; 2], KernelError> {
     let (a, b, a_log, dt_bias) = match *gates {
         DeltaGates::Computed { log_decay, beta } => return Ok([exact(log_decay)?, exact(beta)?]),
+        DeltaGates::Channels { a, b, a_log, dt_bias, decay } => {
+            return channels([wide(a)?, wide(b)?, wide(a_log)?, wide(dt_bias)?], decay);
+        }
         DeltaGates::Raw { a, b, a_log, dt_bias } => (wide(a)?, wide(b)?, wide(a_log)?, wide(dt_bias)?),
         DeltaGates::Steps { dt, a_log, dt_bias, .. } => (wide(dt)?, wide(dt)?, wide(a_log)?, wide(dt_bias)?),
     };
@@ -124,6 +132,21 @@ fn gates(gates: &DeltaGates) -> Result<[Bounded; 2], KernelError> {
         bounded.iter_mut().zip(both).for_each(|(gate, one)| gate.set(i, one));
     }
     Ok(bounded)
+}
+
+/// Those with a decay per channel.
+fn channels([a, b, a_log, dt_bias]: [Vec<f64>; 4], decay: ChannelDecay) -> Result<[Bounded; 2], KernelError> {
+    let channels = dt_bias.len() / a_log.len();
+    let bounded = |all: Vec<(f64, f64)>| {
+        let (values, bounds) = all.into_iter().unzip();
+        Bounded { values, bounds }
+    };
+    let of = |i: usize| {
+        let (head, bias) = (i / channels % a_log.len(), dt_bias[i % dt_bias.len()]);
+        delta_gates::channel_reference::channel_decay(a[i] as f32, a_log[head] as f32, bias as f32, decay)
+    };
+    let beta = |&b: &f64| delta_gates::reference::delta_gates(0.0, b as f32, 0.0, 0.0)[1];
+    Ok([bounded((0..a.len()).map(of).collect()), bounded(b.iter().map(beta).collect())])
 }
 
 fn exact(x: &Tensor) -> Result<Bounded, KernelError> {
@@ -154,11 +177,19 @@ impl Column {
         Self { s, m, error: 0.0, n, rule }
     }
 
-    /// Of beta the bound is absolute, of the decay it is relative.
-    fn step(&mut self, (k, k_error): (&[f64], &[f64]), v: f64, [decay, beta]: [(f64, f64); 2]) {
-        let ((decay, decay_error), (beta, beta_error)) = (decay, beta);
-        self.s.iter_mut().chain(&mut self.m).for_each(|s| *s *= decay);
-        let of_decay = decay * self.error + decay_error * dot(&self.m, &self.m).sqrt();
+    /// Of beta the bound is absolute, of the decays it is relative.
+    fn step(
+        &mut self,
+        (k, k_error): (&[f64], &[f64]),
+        v: f64,
+        (decays, (beta, beta_error)): (&[(f64, f64)], (f64, f64)),
+    ) {
+        for ((s, m), (decay, _)) in self.s.iter_mut().zip(&mut self.m).zip(decays) {
+            (*s, *m) = (*s * decay, *m * decay);
+        }
+        let largest = decays.iter().map(|(decay, _)| *decay).fold(0.0, f64::max);
+        let moved = self.m.iter().zip(decays).map(|(m, (_, error))| (error * m).powi(2));
+        let of_decay = largest * self.error + moved.sum::<f64>().sqrt();
         let corrects = self.rule == Rule::Delta;
         let residual = if corrects { v - dot(&self.s, k) } else { v };
         let delta = beta * residual;

@@ -1,5 +1,9 @@
+mod channels;
+mod peers;
 mod without_correction;
 
+#[cfg(feature = "gpu")]
+pub(super) use channels::DECAYS as CHANNEL_DECAYS;
 #[cfg(feature = "gpu")]
 pub(super) use without_correction::additive;
 
@@ -20,8 +24,7 @@ pub(super) struct Case {
     pub beta: Tensor,
     /// `a`, `b`, `a_log` and `dt_bias`, which the gates are computed from instead.
     pub raw: Option<[Tensor; 4]>,
-    /// True if they are computed of the first of these as steps of time, within [`LIMITS`].
-    pub steps: bool,
+    pub made: Made,
     pub cu_seqlens: Tensor,
     pub state: Tensor,
     /// For a state that is a pool.
@@ -37,6 +40,15 @@ pub(super) struct Sizes<'a> {
     pub key_dim: usize,
     pub value_heads: usize,
     pub value_dim: usize,
+}
+
+/// The way that gates are computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Made {
+    Raw,
+    /// Of the first operand as steps of time, within [`LIMITS`].
+    Steps,
+    Channels(ChannelDecay),
 }
 
 /// The strength of the state's decay.
@@ -110,7 +122,7 @@ impl Case {
             log_decay: Tensor::new(&log_decay, &[tokens, value_heads], &device).unwrap(),
             beta: Tensor::new(&beta, &[tokens, value_heads], &device).unwrap(),
             raw: None,
-            steps: false,
+            made: Made::Raw,
             cu_seqlens: Tensor::new(&offsets, &[offsets.len()], &device).unwrap(),
             state: Tensor::new(&state, &state_shape, &device).unwrap(),
             slots: None,
@@ -119,12 +131,12 @@ impl Case {
     }
 
     fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
-        let Self { q, k, v, log_decay, beta, raw, steps, cu_seqlens, state, slots, params } = self;
+        let Self { q, k, v, log_decay, beta, raw, made, cu_seqlens, state, slots, params } = self;
         let [q, k, v, log_decay, beta, cu_seqlens, state] =
             [q, k, v, log_decay, beta, cu_seqlens, state].map(&f);
         let slots = slots.as_ref().map(&f);
         let raw = raw.as_ref().map(|raw| raw.each_ref().map(f));
-        Self { q, k, v, log_decay, beta, raw, steps: *steps, cu_seqlens, state, slots, params: *params }
+        Self { q, k, v, log_decay, beta, raw, made: *made, cu_seqlens, state, slots, params: *params }
     }
 
     pub(super) fn on(&self, device: &Device) -> Self {
@@ -152,7 +164,7 @@ impl Case {
 
     /// The same with steps of time to compute the gates of.
     pub(super) fn with_steps(self) -> Self {
-        Self { steps: true, ..self.with_raw_gates() }
+        Self { made: Made::Steps, ..self.with_raw_gates() }
     }
 
     pub(super) fn with_keys_times(mut self, factor: f32) -> Self {
@@ -162,12 +174,15 @@ impl Case {
 
     pub(super) fn inputs(&self) -> GatedDeltaInputs<'_> {
         let Self { q, k, v, log_decay, beta, raw, cu_seqlens, slots, .. } = self;
-        let gates = match raw {
-            Some([dt, _, a_log, dt_bias]) if self.steps => {
+        let gates = match (raw, self.made) {
+            (None, _) => DeltaGates::Computed { log_decay, beta },
+            (Some([a, b, a_log, dt_bias]), Made::Raw) => DeltaGates::Raw { a, b, a_log, dt_bias },
+            (Some([dt, _, a_log, dt_bias]), Made::Steps) => {
                 DeltaGates::Steps { dt, a_log, dt_bias, limits: LIMITS }
             }
-            Some([a, b, a_log, dt_bias]) => DeltaGates::Raw { a, b, a_log, dt_bias },
-            None => DeltaGates::Computed { log_decay, beta },
+            (Some([a, b, a_log, dt_bias]), Made::Channels(decay)) => {
+                DeltaGates::Channels { a, b, a_log, dt_bias, decay }
+            }
         };
         GatedDeltaInputs { q, k, v, gates, cu_seqlens, slots: slots.as_ref() }
     }
@@ -399,7 +414,7 @@ fn any_split_carries_the_state() {
                     log_decay: rows(&whole.log_decay),
                     beta: rows(&whole.beta),
                     raw: None,
-                    steps: false,
+                    made: Made::Raw,
                     cu_seqlens: Tensor::new(&offsets, &[2], whole.q.device()).unwrap(),
                     state: state.clone(),
                     slots: None,
@@ -571,58 +586,4 @@ fn no_tokens_leave_the_state() {
     let (y, state) = case.run().unwrap();
     assert!(y.is_empty());
     assert_eq!(state.bytes(), case.state.bytes());
-}
-
-/// Checks a peer's results for the vectors' sequences against ours: both may be a bound away from
-/// the exact values.
-fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
-    let file = numcheck::Vectors::open("delta/gated_delta_rule");
-    let device = Device::cpu(None).unwrap();
-    let load = |name: &str| {
-        let vector = file.get(name);
-        // [2, T, ..] is [2 T, ..] here.
-        let tokens = vector.shape[0] * vector.shape[1];
-        let shape = [&[tokens], &vector.shape[2..]].concat();
-        Tensor::new(&vector.f32s(), &shape, &device).unwrap()
-    };
-    let [q, k, v, log_decay, beta] = ["q", "k", "v", "log_decay", "beta"].map(load);
-    let tokens = q.dim(0) as u32;
-    let start = file.get("state");
-    let mut state = Tensor::new(&start.f32s(), &start.shape, &device).unwrap();
-    let last = file.get(&format!("{peer}.state"));
-    if params.state_layout == StateLayout::ValueKey {
-        let [s, h, i, j]: [usize; 4] = start.shape[..].try_into().unwrap();
-        let values = start.f32s();
-        let swapped: Vec<f32> =
-            (0..s * h * i * j).map(|at| values[(at / (i * j) * i + at % i) * j + at / i % j]).collect();
-        state = Tensor::new(&swapped, &[s, h, j, i], &device).unwrap();
-    }
-    assert_eq!(last.shape, state.shape());
-    let cu_seqlens = Tensor::new(&[0, tokens / 2, tokens], &[3], &device).unwrap();
-    let params = GatedDeltaRule { exact: true, ..params };
-    let (raw, steps, slots) = (None, false, None);
-    let case = Case { q, k, v, log_decay, beta, raw, steps, cu_seqlens, state, slots, params };
-    let (want_y, want_state) =
-        reference(&case.inputs(), &case.state, &case.params, chunk, |_, _| true).unwrap();
-    for form in [Form::Auto, Form::Recurrent, Form::Chunked] {
-        let case = Case { params: GatedDeltaRule { form, ..params }, ..case.clone() };
-        let (y, state) = case.run().unwrap();
-        let exact = |peer: Vec<f32>| peer.into_iter().map(f64::from).collect::<Vec<_>>();
-        let y_of_peer = exact(file.get(&format!("{peer}.y")).f32s());
-        assert_within(&values(&y), &y_of_peer, |i| 2.0 * want_y.bounds[i]);
-        assert_within(&values(&state), &exact(last.f32s()), |i| 2.0 * want_state.bounds[i]);
-    }
-}
-
-#[test]
-fn agrees_with_transformers() {
-    check_peer("recurrent", GatedDeltaRule::new(10), cpu::CHUNK);
-    check_peer("chunked", GatedDeltaRule::new(10), 64);
-}
-
-#[test]
-fn agrees_with_mlx_lm() {
-    let params =
-        GatedDeltaRule { scale: 1.0, state_layout: StateLayout::ValueKey, ..GatedDeltaRule::new(10) };
-    check_peer("mlx", params, cpu::CHUNK);
 }

@@ -121,19 +121,23 @@ pub(super) fn launch(
     if x.is_empty() || cache.is_empty() {
         return Ok(());
     }
-    if CacheType::of(CHECK, "cache", cache)? == CacheType::Int8 {
-        return cache_rows::gpu::append(CHECK, gpu, &mut [cache], &[x], positions, table);
+    let cached = CacheType::of(CHECK, "cache", cache)?;
+    if cached == CacheType::Int8 && x.dtype() != cache.dtype() {
+        let append = cache_rows::gpu::Append { x: &[x], queries: None, positions, table };
+        return append.launch(CHECK, gpu, &mut [cache]);
     }
     cache.unshare()?;
-    let (from, to) = (CHECK.float("x", x)?, CHECK.float("cache", cache)?);
-    let vector = if cache.dim(-1).is_multiple_of(WIDE) { WIDE } else { 1 };
+    let (to, size) = cached.moved();
+    let from = if cached == CacheType::Int8 { to } else { CHECK.float("x", x)? };
+    let width = cache.dim(-1) / size;
+    let vector = if width.is_multiple_of(WIDE) { WIDE } else { 1 };
     // The cache's last element must have an index too.
     CHECK.index(cache.len())?;
-    let len = x.len() / vector;
+    let len = x.len() / size / vector;
     let sizes = CacheSizes {
         heads: CHECK.index(x.dim(1))?,
         capacity: if table.is_some() { 0 } else { CHECK.index(cache.dim(1))? },
-        width: CHECK.index(cache.dim(-1) / vector)?,
+        width: CHECK.index(width / vector)?,
     };
     let arguments = KvAppend {
         x: x.buffer()?,

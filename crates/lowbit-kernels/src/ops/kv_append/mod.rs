@@ -13,6 +13,7 @@ use super::Check;
 use super::cache_rows::{CacheType, encoded};
 use super::pages::{self, Pages};
 use crate::{Device, KernelError, Tensor};
+use lowbit_formats::DType;
 
 const CHECK: Check = Check("kv_append");
 
@@ -22,16 +23,17 @@ const CHECK: Check = Check("kv_append");
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | cache | `[Hkv, capacity, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
-/// | x | `[T, Hkv, D]` | f32, f16, bf16 |
+/// | x | `[T, Hkv, D]` | f32, f16, bf16, or rows of 8 bits for a cache of such |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's type: to 8 bits, each group of values gets the scale of its greatest
-/// magnitude. On the CPU a finite number that would round to infinity is an
-/// error: one key that is infinite makes all later tokens' attention NaN, and one that is cut to
-/// the greatest finite number makes it wrong. (A GPU rounds it to infinity, since the host does not
-/// wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is
-/// copied first. On a GPU, tokens at positions beyond the capacity are not stored, and which of
-/// several tokens with the same position is stored is undefined.
+/// x is rounded to the cache's type, as [`CacheType::Int8`] says to 8 bits; rows of 8 bits, which
+/// [`kv_gather()`](super::kv_gather()) takes out of a cache, are copied. On the CPU a finite number
+/// that would round to infinity is an error: one key that is infinite makes all later tokens'
+/// attention NaN, and one that is cut to the greatest finite number makes it wrong. (A GPU rounds
+/// it to infinity, since the host does not wait for its launches; sampling reports what comes of
+/// that.) A cache whose storage is shared is copied first. On a GPU, tokens at positions beyond the
+/// capacity are not stored, and which of several tokens with the same position is stored is
+/// undefined.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
@@ -39,15 +41,21 @@ const CHECK: Check = Check("kv_append");
 /// [`KernelError::Value`] for a number beyond the cache's dtype. After an error the cache is
 /// unchanged.
 pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
-    check(CHECK, ("cache", cache), ("x", x), positions)?;
+    match x.dtype() {
+        DType::I8 => check_rows(CHECK, ("cache", cache), ("x", x), positions)?,
+        _ => check(CHECK, ("cache", cache), ("x", x), positions)?,
+    }
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::launch(gpu, cache, x, positions, None),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            let x = encoded(CHECK, ("x", x), CacheType::of(CHECK, "cache", cache)?)?;
-            cpu::kv_append(cpu, cache, &x, positions.as_slice()?);
+            let encoded = match x.dtype() {
+                DType::I8 => x.clone(),
+                _ => encoded(CHECK, ("x", x), CacheType::of(CHECK, "cache", cache)?)?,
+            };
+            cpu::kv_append(cpu, cache, &encoded, positions.as_slice()?);
             Ok(())
         }
     }
@@ -111,13 +119,37 @@ pub(super) fn check(
     (name, x): (&'static str, &Tensor),
     positions: &Tensor,
 ) -> Result<(), KernelError> {
-    let [heads, capacity, row] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    let [_, _, row] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
     let width = CacheType::of(check, cache_name, cache)?.width(row);
+    check_places(check, (cache_name, cache), (name, x), (width, positions))?;
+    check.float(name, x).map(drop)
+}
+
+/// The same for `x` of the cache's own rows of integers.
+fn check_rows(
+    check: Check,
+    (cache_name, cache): (&'static str, &Tensor),
+    (name, x): (&'static str, &Tensor),
+    positions: &Tensor,
+) -> Result<(), KernelError> {
+    let [_, _, row] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    check.dtype(name, x, cache.dtype())?;
+    CacheType::of(check, cache_name, cache)?;
+    check_places(check, (cache_name, cache), (name, x), (row, positions))
+}
+
+/// Checks all but the type of `x`, whose rows are to have `width` elements.
+fn check_places(
+    check: Check,
+    (cache_name, cache): (&'static str, &Tensor),
+    (name, x): (&'static str, &Tensor),
+    (width, positions): (usize, &Tensor),
+) -> Result<(), KernelError> {
+    let (heads, capacity) = (cache.dim(0), cache.dim(1));
     let [tokens, ..] = check.dims::<3>(name, x, "[T, Hkv, D]")?;
     check.shape(name, x, &[tokens, heads, width], || format!("{cache_name} {:?}", cache.shape()))?;
     check.shape("positions", positions, &[tokens], || format!("{name} {:?}", x.shape()))?;
     check.ids("positions", positions, capacity)?;
-    check.float(name, x)?;
     check.same_device(cache_name, cache.device(), x.device())?;
     check.same_device("positions", positions.device(), x.device())
 }

@@ -9,6 +9,7 @@ use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{nan, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
+use crate::ops::cache_rows::CacheType;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -62,11 +63,17 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 }
 
 /// Fills `y`, which is not empty; everything was checked.
-pub(super) fn launch(gpu: &Gpu, cache: &Tensor, positions: &Tensor, y: &Tensor) -> Result<(), KernelError> {
-    let [heads, capacity, width] = [0, 1, 2].map(|i| cache.dim(i));
+pub(super) fn launch(
+    gpu: &Gpu,
+    (cache, cached): (&Tensor, CacheType),
+    positions: &Tensor,
+    y: &Tensor,
+) -> Result<(), KernelError> {
+    let (dtype, size) = cached.moved();
+    let [heads, capacity, width] = [cache.dim(0), cache.dim(1), cache.dim(2) / size];
     let vector = rows::vector(gpu.target(), rows::VECTOR, width, &[cache, y]);
     CHECK.index(cache.len().max(y.len()))?;
-    let len = y.len() / vector;
+    let len = y.len() / size / vector;
     let sizes = Sizes {
         len: CHECK.index(len)?,
         heads: CHECK.index(heads)?,
@@ -76,7 +83,7 @@ pub(super) fn launch(gpu: &Gpu, cache: &Tensor, positions: &Tensor, y: &Tensor) 
     // A cache without room is not read, and gets a placeholder buffer.
     let read = if cache.is_empty() { positions } else { cache };
     let arguments = KvGather { cache: read.buffer()?, positions: positions.buffer()?, y: y.buffer()?, sizes };
-    let kernel = compiled(gpu.target(), CHECK.float("cache", cache)?, vector);
+    let kernel = compiled(gpu.target(), dtype, vector);
     // SAFETY: y has a row for each position and head; positions beyond the capacity read nothing.
     unsafe { gpu.launch(kernel, cubes(len), arguments) }
 }

@@ -6,6 +6,7 @@ mod gpu;
 mod tests;
 
 use super::Check;
+use super::cache_rows::CacheType;
 use crate::{Device, KernelError, Tensor};
 
 const CHECK: Check = Check("kv_gather");
@@ -15,11 +16,12 @@ const CHECK: Check = Check("kv_gather");
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | `cache` | `[Hkv, capacity, D]` | f32, f16, bf16 |
+/// | `cache` | `[Hkv, capacity, D]` | f32, f16, bf16, [8 bits](CacheType::Int8) |
 /// | `positions` | `[T]` | u32 |
 /// | `y` | `[T, Hkv, D]` | that of `cache` |
 ///
-/// Values are copied bit for bit. Positions may come more than once.
+/// Rows are copied bit for bit, those of 8 bits with their scales: D is then their length.
+/// Positions may come more than once.
 ///
 /// # Errors
 /// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
@@ -28,7 +30,7 @@ const CHECK: Check = Check("kv_gather");
 pub fn kv_gather(cache: &Tensor, positions: &Tensor) -> Result<Tensor, KernelError> {
     let [heads, capacity, width] = CHECK.dims("cache", cache, "[Hkv, capacity, D]")?;
     let [tokens] = CHECK.dims("positions", positions, "[T]")?;
-    CHECK.float("cache", cache)?;
+    CacheType::of(CHECK, "cache", cache)?;
     CHECK.ids("positions", positions, capacity)?;
     CHECK.same_device("positions", positions.device(), cache.device())?;
     let mut y = Tensor::allocate(&[tokens, heads, width], cache.dtype(), cache.device())?;
@@ -37,7 +39,7 @@ pub fn kv_gather(cache: &Tensor, positions: &Tensor) -> Result<Tensor, KernelErr
     }
     match cache.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::launch(gpu, cache, positions, &y)?,
+        Device::Gpu(gpu) => gpu::launch(gpu, (cache, CacheType::of(CHECK, "cache", cache)?), positions, &y)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {

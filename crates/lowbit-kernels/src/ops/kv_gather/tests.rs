@@ -89,7 +89,7 @@ fn refusals_name_both_sides() {
     assert_eq!(refuse(&cache, &zeros(&[1], DType::F32)), "kv_gather: positions is f32, but u32 is wanted");
     assert_eq!(
         refuse(&zeros(&[2, 4, 3], DType::U32), &zeros(&[1], DType::U32)),
-        "kv_gather: cache is u32, but f32, f16 or bf16 is wanted"
+        "kv_gather: cache is u32, but f32, f16, bf16 or i8 is wanted"
     );
 }
 

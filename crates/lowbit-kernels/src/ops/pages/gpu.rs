@@ -156,11 +156,7 @@ pub(super) fn gather(
     table: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    // Integers are moved as pairs: pages beyond the pool get scales of NaN.
-    let (float, size) = match CacheType::of(check, "pages", pages)? {
-        CacheType::Float(float) => (float, 1),
-        CacheType::Int8 => (FloatType::BF16, 2),
-    };
+    let (float, size) = CacheType::of(check, "pages", pages)?.moved();
     let page = PAGE_TOKENS * pages.dim(3) / size;
     let vector = rows::vector(gpu.target(), rows::VECTOR, page, &[pages, y]);
     check.index(pages.len().max(y.len()))?;

@@ -6,6 +6,8 @@ pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 mod gradient;
+#[cfg(test)]
+mod int8_tests;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,7 @@ pub use gradient::{RmsNormRopeGradient, rms_norm_rope_backward};
 
 use super::Check;
 use super::cache_rows::{CacheType, encoded};
+use super::hadamard_transform;
 use super::kv_append;
 #[cfg(feature = "gpu")]
 use super::narrow;
@@ -100,6 +103,10 @@ pub fn rms_norm_rope(
 /// | v | `[T, Hkv, Dv]` | k's |
 /// | positions | `[T]` | u32 |
 /// | places | `[T]` | u32 |
+///
+/// In caches of 8 bits, y and the new keys are these times
+/// [`hadamard_transform()`](super::hadamard_transform()): their products stay as they are, and keys
+/// lose less.
 ///
 /// Places are the positions where a cache holds a text from its start, and fewer by as many as it
 /// has forgotten ([`cache_places()`](super::cache_places())). New keys are rounded to the cache's
@@ -222,8 +229,11 @@ fn made(
     positions: &Tensor,
     [queries, new_keys]: [&RmsNormRope<'_>; 2],
 ) -> Result<(Tensor, [Tensor; 2]), KernelError> {
-    let q = rms_norm_rope(q, positions, queries)?;
-    let k = rms_norm_rope(k, positions, new_keys)?;
+    let rotated = |x, params| {
+        let y = rms_norm_rope(x, positions, params)?;
+        if cached == CacheType::Int8 { hadamard_transform(&y) } else { Ok(y) }
+    };
+    let (q, k) = (rotated(q, queries)?, rotated(k, new_keys)?);
     let k = encoded(check, ("k", &k), cached)?;
     let v = encoded(check, ("v", v), cached)?;
     Ok((q, [k, v]))

@@ -189,6 +189,20 @@ fn many_tokens_are_sorted_by_expert() {
     }
 }
 
+/// gpt-oss' and Gemma 4's experts have rows that end within a block.
+#[test]
+fn many_tokens_whose_rows_end_within_a_block() {
+    for (format, dtype, k) in [
+        (Format::Q4_0, FloatType::F16, 704),
+        (Format::Mxfp4, FloatType::BF16, 2880),
+        (Format::Q8_0, FloatType::F16, 96),
+    ] {
+        let case = choosing((100, 7, 4, 1), (format, dtype), (134, k));
+        let want = case.bounded(Rounded::weight_if(sorted(&case), dtype));
+        assert_expected(&format!("{format} K={k}"), &on_gpu(&case).unwrap(), &want);
+    }
+}
+
 /// In a step a pair's bits are the same whatever tokens are beside it, and however many: experts
 /// with less and with more than a cube takes at a time, and one that all tokens choose.
 #[test]

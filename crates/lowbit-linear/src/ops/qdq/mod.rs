@@ -9,7 +9,9 @@
 //!
 //! Groups have 2 to 1024 values, any number that divides K; there are 2 to 256 levels. This is not
 //! `mx.quantize` (see `lowbit-formats` for that): it makes neither end of the range exact, and
-//! rounds halves away from zero.
+//! rounds halves away from zero. Nothing in lowbit calls it: learning trains the scales of a
+//! checkpoint's own formats (`quantized_matmul_backward_scales`). It is for training loops that are
+//! ported from mlx-native.
 //!
 //! Source: mlx-native 0.7.1 `qdq_affine`.
 

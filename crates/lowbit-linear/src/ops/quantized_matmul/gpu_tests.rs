@@ -356,6 +356,22 @@ fn many_rows_in_whole_blocks() {
     check(Format::affine(3, 64, FloatType::BF16).unwrap(), (2, 2, 40, 44, 1408), FloatType::BF16);
 }
 
+/// K that ends within a block of tensor cores' tiles, after one run of it, two or three.
+#[test]
+fn many_rows_that_end_within_a_block() {
+    let affine = |bits| Format::affine(bits, 32, FloatType::BF16).unwrap();
+    for format in [Format::Q4_0, Format::Q8_0, affine(3), affine(4), Format::Mxfp4] {
+        for k in [32, 96, 160, 704] {
+            check(format, (1, 1, 40, 38, k), FloatType::F16);
+        }
+        check(format, (2, 2, 65, 130, 2880), FloatType::BF16);
+    }
+    check(Format::Float(FloatType::F16), (1, 1, 200, 130, 352), FloatType::F16);
+    // Two parts of K, and the tile of the most rows.
+    check(Format::Q4_0, (1, 1, 64, 16384, 160), FloatType::F16);
+    check(Format::Q4_0, (1, 1, 512, 16640, 160), FloatType::F16);
+}
+
 /// The weight that a library of dense products gets.
 #[test]
 #[cfg(feature = "cuda")]

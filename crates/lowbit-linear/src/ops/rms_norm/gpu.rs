@@ -19,23 +19,22 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// The compile-time configuration of a kernel.
+/// The compile-time configuration of a kernel. y has x's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NormConfig {
     rows: Rows,
     x: FloatType,
     gate: Option<FloatType>,
-    y: FloatType,
 }
 
 /// `eps` is the bits of an f32, `weight` is f32, and `gate` is read only where the config has its
 /// type.
 #[kernel]
-fn rms_norm<X: Int, G: Int, Y: Int, V: Size>(
+fn rms_norm<X: Int, G: Int, V: Size>(
     x: &[Vector<X, V>],
     gate: &[Vector<G, V>],
     weight: &[Vector<u32, V>],
-    y: &mut [Vector<Y, V>],
+    y: &mut [Vector<X, V>],
     sizes: RowSizes,
     eps: u32,
     #[comptime] config: NormConfig,
@@ -76,16 +75,16 @@ fn rms_norm<X: Int, G: Int, Y: Int, V: Size>(
                 values[j] *= silu(factors[j]);
             }
         }
-        y[first + i] = pack::<Y, V>(&values, 0usize, vector, config.y);
+        y[first + i] = pack::<X, V>(&values, 0usize, vector, config.x);
         i += comptime!(rows::lanes_per_row(config.rows));
     }
 }
 
 fn compiled(target: &Target, config: NormConfig) -> Kernel<RmsNorm<'static>> {
     let gate = config.gate.unwrap_or(FloatType::F32);
-    with_storage!(config.x, X => with_storage!(gate, G => with_storage!(config.y, Y => {
-        RmsNorm::kernel::<X, G, Y>(target, config.rows.units, config.rows.vector, config)
-    })))
+    with_storage!(config.x, X => with_storage!(gate, G => {
+        RmsNorm::kernel::<X, G>(target, config.rows.units, config.rows.vector, config)
+    }))
 }
 
 #[cfg(test)]
@@ -99,14 +98,10 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let longest = rows::LONGEST.min(target.vector());
     for (count, width, vector) in [(1, 4096, longest), (999, 4096, longest), (999, 128, 4), (1, 70, 1)] {
         let rows = Rows::new(target, [count, width], vector);
-        for (x, gate, y) in [
-            (F32, None, BF16),
-            (F16, None, F16),
-            (BF16, Some(F32), BF16),
-            (F32, Some(BF16), F32),
-            (F16, Some(F16), F32),
-        ] {
-            kernels.push(compiled(target, NormConfig { rows, x, gate, y }).code());
+        for (x, gate) in
+            [(F32, None), (F16, None), (BF16, None), (BF16, Some(F32)), (F32, Some(BF16)), (F16, Some(F16))]
+        {
+            kernels.push(compiled(target, NormConfig { rows, x, gate }).code());
         }
     }
     kernels
@@ -119,9 +114,9 @@ pub(super) fn launch(
     x: &Tensor,
     gate: Option<&Tensor>,
     weight: &Tensor,
-    (eps, dtype): (f32, FloatType),
+    eps: f32,
 ) -> Result<Tensor, KernelError> {
-    let y = Tensor::allocate(x.shape(), dtype.dtype(), x.device())?;
+    let y = Tensor::allocate(x.shape(), x.dtype(), x.device())?;
     if y.is_empty() {
         return Ok(y);
     }
@@ -129,7 +124,7 @@ pub(super) fn launch(
     let (width, count) = (weight.len(), x.len() / weight.len());
     let rows = Rows::of(gpu.target(), [count, width], &[x, &weight, gate.unwrap_or(x)]);
     let gate_type = gate.map(|gate| check.float("gate", gate)).transpose()?;
-    let config = NormConfig { rows, x: check.float("x", x)?, gate: gate_type, y: dtype };
+    let config = NormConfig { rows, x: check.float("x", x)?, gate: gate_type };
     check.index(x.len())?;
     let arguments = RmsNorm {
         x: x.buffer()?,

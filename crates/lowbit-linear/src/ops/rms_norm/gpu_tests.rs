@@ -13,11 +13,11 @@ fn heads_rows_and_wide_ones() {
     let mut random = Random::new(2);
     let device = gpu();
     for shape in [[999, 128], [3, 516], [1, 4096], [2, 5120]] {
-        for (x_type, dtype) in FLOATS.into_iter().flat_map(|x| FLOATS.map(|y| (x, y))) {
-            let (x, xs) = normal(&mut random, &shape, x_type, &device);
+        for dtype in FLOATS {
+            let (x, xs) = normal(&mut random, &shape, dtype, &device);
             let (weight, weights) = normal(&mut random, &shape[1..], FLOATS[0], &device);
             let want = reference::rms_norm(&xs, None, &weights, 1e-6);
-            let y = rms_norm_to(&x, &weight, 1e-6, dtype).unwrap();
+            let y = rms_norm(&x, &weight, 1e-6).unwrap();
             let bound = |i: usize| gamma(reference::roundings(shape[1], false)) * want[i].abs();
             assert_close(&y, &shape, dtype, &want, bound);
         }

@@ -17,7 +17,6 @@ pub use gradient::{GatedRmsNormGradient, RmsNormGradient, gated_rms_norm_backwar
 
 use super::Check;
 use crate::{Device, KernelError, Tensor};
-use lowbit_formats::FloatType;
 
 /// `y[.., d] = x[.., d] / sqrt(mean(x[..]^2) + eps) * weight[d]`, the mean over the last dimension.
 ///
@@ -38,17 +37,7 @@ use lowbit_formats::FloatType;
 /// [`KernelError::Shape`] for another weight, [`KernelError::Value`] for other dtypes and for an
 /// eps that is negative or not finite.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-    let check = Check("rms_norm");
-    normalise(check, x, None, weight, (eps, check.float("x", x)?))
-}
-
-/// As [`rms_norm`], rounded to `dtype`: for an f32 residual stream whose norm is multiplied in f16
-/// or bf16.
-///
-/// # Errors
-/// As [`rms_norm`].
-pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> Result<Tensor, KernelError> {
-    normalise(Check("rms_norm"), x, None, weight, (eps, dtype))
+    normalise(Check("rms_norm"), x, None, weight, eps)
 }
 
 /// `y = rms_norm(x, weight, eps) * silu(gate)`, with `silu(g) = g / (1 + e^-g)`: the output norm of
@@ -68,7 +57,7 @@ pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> R
 /// # Errors
 /// As [`rms_norm`]; [`KernelError::Shape`] for a gate of another shape than x.
 pub fn gated_rms_norm(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-    normalise(CHECK_GATED, x, Some(gate), weight, (eps, CHECK_GATED.float("x", x)?))
+    normalise(CHECK_GATED, x, Some(gate), weight, eps)
 }
 
 pub(in crate::ops) const CHECK_GATED: Check = Check("gated_rms_norm");
@@ -83,18 +72,19 @@ fn normalise(
     x: &Tensor,
     gate: Option<&Tensor>,
     weight: &Tensor,
-    (eps, dtype): (f32, FloatType),
+    eps: f32,
 ) -> Result<Tensor, KernelError> {
     self::check(check, x, gate, weight, eps)?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::launch(check, gpu, x, gate, weight, (eps, dtype)),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, x, gate, weight, eps),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            let (x, weight) = (check.widened("x", x)?, check.widened("weight", weight)?);
+            let (dtype, weight) = (x.dtype(), check.widened("weight", weight)?);
+            let x = check.widened("x", x)?;
             let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
-            cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype.dtype())
+            cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype)
         }
     }
 }

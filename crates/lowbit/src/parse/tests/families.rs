@@ -464,3 +464,82 @@ fn other_reasoning() {
         replies: &[("<seed:think>a</seed:think>b", "(a)|b")],
     });
 }
+
+#[test]
+fn granite_3_and_phi_4_mini() {
+    check(&Family {
+        mentions: "<think></think><response></response><|tool_call|>",
+        tokens: &["<|tool_call|>"],
+        prompt: "<|start_of_role|>assistant<|end_of_role|>",
+        replies: &[
+            ("<think>a</think>\n<response>b\nc</response>", "(a)|b\nc"),
+            ("<response>\nb <response> c\n</response>\n", "b <response> c"),
+            ("<think>a</think>b</response>", "(a)|b</response>"),
+            ("<response>never closed </respon", "never closed </respon"),
+            ("<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}}]", "<f {\"s\": \"]\"}>"),
+            ("<|tool_call|>[{\"name\": \"f\"}, {\"name\": \"g\"}]<|/tool_call|>", "<f {}>|<g {}>"),
+            ("<|tool_call|>[{\"name\": \"f\"", "<|tool_call|>[{\"name\": \"f\""),
+        ],
+    });
+}
+
+#[test]
+fn hunyuan_dense_exaone_4_and_olmo_3() {
+    check(&Family {
+        mentions: "<think></think><answer></answer><tool_calls>",
+        tokens: &["<think>", "</think>", "<answer>", "</answer>"],
+        prompt: "<hy_Assistant>",
+        replies: &[
+            ("<think>\na\n</think>\n<answer>\nb\n</answer>", "(a)|b"),
+            ("<think>\n\n</think>\n<answer>\nb\n</answer>", "b"),
+            (
+                "<think>a</think><answer>ok<tool_calls>[{\"name\": \"f\", \"arguments\": {}}]</tool_calls></answer>",
+                "(a)|ok|<f {}>",
+            ),
+            ("say <answer>", "say <answer>"),
+        ],
+    });
+    check(&Family {
+        mentions: "<think></think><tool_call>{\"name\"",
+        tokens: &["<think>", "</think>", "<tool_call>", "</tool_call>"],
+        prompt: "[|assistant|]\n<think>\n",
+        replies: &[(
+            "a\n</think>\n\n<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}</tool_call>",
+            "(a)|<f {\"n\": 1}>",
+        )],
+    });
+    check(&Family {
+        mentions: "<think><function_calls>",
+        tokens: &[],
+        prompt: "<|im_start|>assistant\n",
+        replies: &[
+            (
+                "<think>a</think>ok <function_calls>f(s=\"a\", n=1)\ng()</function_calls>",
+                "(a)|ok|<f {\"s\":\"a\",\"n\":1}>|<g {}>",
+            ),
+            ("<function_calls>f(</function_calls>", "<function_calls>f(</function_calls>"),
+        ],
+    });
+}
+
+#[test]
+fn glm_4_7_and_nemotron_3() {
+    check(&Family {
+        mentions: "<think></think><tool_call><arg_key>",
+        tokens: &["<think>", "</think>", "<tool_call>", "</tool_call>"],
+        prompt: "<|assistant|><think>",
+        replies: &[(
+            "a</think>ok<tool_call>f<arg_key>s</arg_key><arg_value>b</arg_value></tool_call>",
+            "(a)|ok|<f {\"s\":\"b\"}>",
+        )],
+    });
+    check(&Family {
+        mentions: "<think></think><tool_call>\n<function=",
+        tokens: &["<think>", "</think>"],
+        prompt: "<|im_start|>assistant\n<think></think>",
+        replies: &[(
+            "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+            "<f {\"n\":1}>",
+        )],
+    });
+}

@@ -153,7 +153,7 @@ pub(super) fn by_each_matrix_kernel(
 
 /// By the kernel and the number of cubes per row that `choose` makes of rows per key head, key
 /// heads, capacity, D and Dv.
-fn attention_by(
+pub(super) fn attention_by(
     gpu: &Gpu,
     [q, k, v, positions]: [&Tensor; 4],
     sinks: Option<&Tensor>,

@@ -24,15 +24,41 @@ pub(super) struct Problem<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
-    pub log_decay: &'a [f32],
+    pub decay: Decay<'a>,
     pub beta: &'a [f32],
     pub dims: Dims,
     pub params: &'a GatedDeltaRule,
     pub slots: Option<&'a [u32]>,
 }
 
+/// The decays.
+#[derive(Clone, Copy)]
+pub(super) enum Decay<'a> {
+    /// `log_decay`, `[T, Hv]`.
+    Heads(&'a [f32]),
+    /// `exp(log_decay)`, `[T, Hv, Dk]`.
+    Channels(&'a [f32]),
+}
+
+impl<'a> Decay<'a> {
+    /// `values` are logarithms of decays, or, per channel, decays.
+    pub fn new(values: &'a [f32], per_channel: bool) -> Self {
+        if per_channel { Self::Channels(values) } else { Self::Heads(values) }
+    }
+}
+
+/// Makes decays per channel of their logarithms.
+pub(super) fn exponentiate(cpu: &Cpu, log_decay: &mut [f32], dims: Dims, params: &GatedDeltaRule) {
+    /// Simple operations per element.
+    const COST: usize = 16;
+    let (width, factor) = (dims.value_heads * dims.key_dim, params.decay_factor());
+    cpu.for_each_rows(log_decay, width, COST * width, |_, rows| {
+        rows.iter_mut().for_each(|x| *x = math::exp(factor * *x));
+    });
+}
+
 /// True if sequences of so many tokens are computed in chunks that round what the state is
-/// multiplied with, and the state for that.
+/// multiplied with, and the state for that, unless decays are per channel.
 pub(super) fn rounds(cpu: &Cpu, params: &GatedDeltaRule, tokens: usize) -> bool {
     let chunks = policy::form(params.form, params.state_layout, tokens) == Form::Chunked;
     chunks && cpu.isa().has_tiles() && !params.exact
@@ -44,7 +70,10 @@ pub(super) struct Token<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
+    /// 1 where each channel has its own.
     pub decay: f32,
+    /// Those of the channels, if they have their own.
+    pub channels: &'a [f32],
     pub beta: f32,
 }
 
@@ -52,7 +81,7 @@ impl Problem<'_> {
     /// Computes `y` and the last state.
     pub fn run(&self, cpu: &Cpu, sequences: &[Range<usize>], y: &mut [f32], state: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(unit) = cpu.isa().tiles().filter(|_| !self.params.exact) {
+        if let Some(unit) = cpu.isa().tiles().filter(|_| !self.params.exact && !self.per_channel()) {
             return self.run_by(cpu, sequences, (y, state), |chunked| unit.dispatch(cpu.isa(), chunked));
         }
         self.run_by(cpu, sequences, (y, state), |chunked| cpu.isa().dispatch(chunked));
@@ -86,16 +115,26 @@ impl Problem<'_> {
         });
     }
 
+    /// True if each channel has a decay of its own.
+    pub fn per_channel(&self) -> bool {
+        matches!(self.decay, Decay::Channels(_))
+    }
+
     #[inline(always)]
     pub(super) fn token(&self, t: usize, head: usize) -> Token<'_> {
         let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
         let key = (t * key_heads + self.dims.key_head(self.params.head_map, head)) * key_dim;
         let gate = t * value_heads + head;
+        let (decay, channels) = match self.decay {
+            Decay::Heads(log_decay) => (math::exp(self.params.decay_factor() * log_decay[gate]), &[][..]),
+            Decay::Channels(decays) => (1.0, &decays[gate * key_dim..(gate + 1) * key_dim]),
+        };
         Token {
             q: &self.q[key..key + key_dim],
             k: &self.k[key..key + key_dim],
             v: &self.v[gate * value_dim..(gate + 1) * value_dim],
-            decay: math::exp(self.params.decay_factor() * self.log_decay[gate]),
+            decay,
+            channels,
             beta: self.beta[gate],
         }
     }

@@ -3,7 +3,8 @@
 //! Both `S^T k` and `S^T q` are read from the state before the step, in one pass over it:
 //! `y = scale * (decay S^T q + (k . q) delta)`. Columns of the state do not depend on each other,
 //! so a few of them take all tokens while they are in the nearest cache. The first is not read
-//! where nothing is corrected (`CORRECTS` is false).
+//! where nothing is corrected (`CORRECTS` is false). Where each channel has its own decay
+//! (`CHANNELS`), `k` and `q` are multiplied by the decays first, instead of the sums after.
 
 use super::{Problem, Token};
 use crate::ops::gated_delta_rule::{Rule, StateLayout};
@@ -21,6 +22,8 @@ pub(super) struct Recurrent<'p, 'r, 'y> {
 #[derive(Clone, Copy)]
 struct Step<'a> {
     token: Token<'a>,
+    /// The factors of the state in the two sums: `k` and `q`, times the decays of the channels.
+    reads: [&'a [f32]; 2],
     /// `scale * decay`
     kept: f32,
     /// `scale * (k . q)`
@@ -34,28 +37,56 @@ impl Kernel for Recurrent<'_, '_, '_> {
     fn run<S: Simd>(self, simd: S) {
         let Piece { tokens, columns, y, state } = self.piece;
         let (dims, params) = (self.problem.dims, self.problem.params);
+        let head = columns.start / dims.value_dim;
+        let tokens: Vec<Token> = tokens.map(|t| self.problem.token(t, head)).collect();
+        let decayed = decayed(&tokens);
         let mut steps = Vec::with_capacity(tokens.len());
-        for t in tokens {
-            let token = self.problem.token(t, columns.start / dims.value_dim);
+        for (i, &token) in tokens.iter().enumerate() {
+            let reads = match token.channels {
+                [] => [token.k, token.q],
+                channels => [0, 1].map(|of| &decayed[(2 * i + of) * channels.len()..][..channels.len()]),
+            };
             let added = params.scale * dot(simd, token.k, token.q);
-            steps.push(Step { token, kept: params.scale * token.decay, added });
+            steps.push(Step { token, reads, kept: params.scale * token.decay, added });
         }
-        match (params.state_layout, params.rule) {
-            (StateLayout::KeyValue, Rule::Delta) => key_value::<S, true>(simd, &steps, y, state),
-            (StateLayout::KeyValue, Rule::Additive) => key_value::<S, false>(simd, &steps, y, state),
-            (StateLayout::ValueKey, Rule::Delta) => {
-                value_key::<S, true>(simd, &steps, y, state, dims.key_dim)
-            }
-            (StateLayout::ValueKey, Rule::Additive) => {
-                value_key::<S, false>(simd, &steps, y, state, dims.key_dim)
-            }
+        match (params.rule, self.problem.per_channel()) {
+            (Rule::Delta, false) => run::<S, true, false>(simd, &steps, y, (state, params.state_layout)),
+            (Rule::Delta, true) => run::<S, true, true>(simd, &steps, y, (state, params.state_layout)),
+            (Rule::Additive, false) => run::<S, false, false>(simd, &steps, y, (state, params.state_layout)),
+            (Rule::Additive, true) => run::<S, false, true>(simd, &steps, y, (state, params.state_layout)),
         }
+    }
+}
+
+/// `k` and then `q` of each token times the decays of the channels; empty where these have none.
+#[inline(always)]
+fn decayed(tokens: &[Token]) -> Vec<f32> {
+    let mut all = Vec::new();
+    for token in tokens {
+        for x in [token.k, token.q] {
+            all.extend(x.iter().zip(token.channels).map(|(x, decay)| x * decay));
+        }
+    }
+    all
+}
+
+/// All tokens, in the state's layout.
+#[inline(always)]
+fn run<S: Simd, const CORRECTS: bool, const CHANNELS: bool>(
+    simd: S,
+    steps: &[Step],
+    y: &mut [&mut [f32]],
+    (state, layout): (&mut [f32], StateLayout),
+) {
+    match layout {
+        StateLayout::KeyValue => key_value::<S, CORRECTS, CHANNELS>(simd, steps, y, state),
+        StateLayout::ValueKey => value_key::<S, CORRECTS, CHANNELS>(simd, steps, y, state),
     }
 }
 
 /// State `[Dk, Dv]`: vectors of columns.
 #[inline(always)]
-fn key_value<S: Simd, const CORRECTS: bool>(
+fn key_value<S: Simd, const CORRECTS: bool, const CHANNELS: bool>(
     simd: S,
     steps: &[Step],
     y: &mut [&mut [f32]],
@@ -64,21 +95,21 @@ fn key_value<S: Simd, const CORRECTS: bool>(
     let width = y[0].len();
     let mut column = 0;
     while width - column >= 4 * S::LANES {
-        columns::<S, 4, CORRECTS>(simd, steps, y, state, column);
+        columns::<S, 4, CORRECTS, CHANNELS>(simd, steps, y, state, column);
         column += 4 * S::LANES;
     }
     while width - column >= S::LANES {
-        columns::<S, 1, CORRECTS>(simd, steps, y, state, column);
+        columns::<S, 1, CORRECTS, CHANNELS>(simd, steps, y, state, column);
         column += S::LANES;
     }
     for column in column..width {
-        columns::<Scalar, 1, CORRECTS>(Lanes, steps, y, state, column);
+        columns::<Scalar, 1, CORRECTS, CHANNELS>(Lanes, steps, y, state, column);
     }
 }
 
 /// `N` vectors of columns through all tokens.
 #[inline(always)]
-fn columns<S: Simd, const N: usize, const CORRECTS: bool>(
+fn columns<S: Simd, const N: usize, const CORRECTS: bool, const CHANNELS: bool>(
     simd: S,
     steps: &[Step],
     y: &mut [&mut [f32]],
@@ -87,10 +118,10 @@ fn columns<S: Simd, const N: usize, const CORRECTS: bool>(
 ) {
     let width = y[0].len();
     let block = column..column + N * S::LANES;
-    for (&Step { token, kept, added }, y) in steps.iter().zip(y) {
+    for (&Step { token, reads, kept, added }, y) in steps.iter().zip(y) {
         let zero = [simd.splat(0.0); N];
         let (mut sk, mut sq) = (zero, zero);
-        for ((row, &k), &q) in state.chunks_exact(width).zip(token.k).zip(token.q) {
+        for ((row, &k), &q) in state.chunks_exact(width).zip(reads[0]).zip(reads[1]) {
             let row = &row[block.clone()];
             let (k, q) = (simd.splat(k), simd.splat(q));
             for n in 0..N {
@@ -114,9 +145,10 @@ fn columns<S: Simd, const N: usize, const CORRECTS: bool>(
             let kept = simd.mul(simd.splat(kept), sq[n]);
             simd.store(simd.mul_add(simd.splat(added), delta[n], kept), &mut y[lanes]);
         }
-        for (row, &k) in state.chunks_exact_mut(width).zip(token.k) {
+        for (i, (row, &k)) in state.chunks_exact_mut(width).zip(token.k).enumerate() {
             let row = &mut row[block.clone()];
             let k = simd.splat(k);
+            let decay = if CHANNELS { simd.splat(token.channels[i]) } else { decay };
             for n in 0..N {
                 let lanes = &mut row[n * S::LANES..(n + 1) * S::LANES];
                 let s = simd.mul(decay, simd.load(lanes));
@@ -128,24 +160,30 @@ fn columns<S: Simd, const N: usize, const CORRECTS: bool>(
 
 /// State `[Dv, Dk]`: a row is one column of the formula's state.
 #[inline(always)]
-fn value_key<S: Simd, const CORRECTS: bool>(
+fn value_key<S: Simd, const CORRECTS: bool, const CHANNELS: bool>(
     simd: S,
     steps: &[Step],
     y: &mut [&mut [f32]],
     state: &mut [f32],
-    key_dim: usize,
 ) {
+    let key_dim = steps[0].token.k.len();
     for (j, row) in state.chunks_exact_mut(key_dim).enumerate() {
-        for (&Step { token, kept, added }, y) in steps.iter().zip(&mut *y) {
-            let sq = dot(simd, row, token.q);
+        for (&Step { token, reads, kept, added }, y) in steps.iter().zip(&mut *y) {
+            let sq = dot(simd, row, reads[1]);
             let error = match CORRECTS {
-                true => token.v[j] - token.decay * dot(simd, row, token.k),
+                true => token.v[j] - token.decay * dot(simd, row, reads[0]),
                 false => token.v[j],
             };
             let delta = token.beta * error;
             y[j] = kept * sq + added * delta;
-            for (s, &k) in row.iter_mut().zip(token.k) {
-                *s = token.decay * *s + k * delta;
+            if CHANNELS {
+                for ((s, &k), &decay) in row.iter_mut().zip(token.k).zip(token.channels) {
+                    *s = decay * *s + k * delta;
+                }
+            } else {
+                for (s, &k) in row.iter_mut().zip(token.k) {
+                    *s = token.decay * *s + k * delta;
+                }
             }
         }
     }

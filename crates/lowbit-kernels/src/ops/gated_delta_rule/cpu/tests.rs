@@ -29,8 +29,8 @@ fn run_on(device: &Device, unit: impl TileUnit, case: &Case) -> [Vec<f32>; 2] {
     let offsets = case.cu_seqlens.as_slice::<u32>().unwrap();
     let sequences: Vec<_> = offsets.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).collect();
     let params = &case.params;
-    let problem =
-        Problem { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, dims, params, slots: None };
+    let decay = super::Decay::Heads(&log_decay);
+    let problem = Problem { q: &q, k: &k, v: &v, decay, beta: &beta, dims, params, slots: None };
     let chunks = |chunked: Chunked<'_, '_, '_>| unit.dispatch(cpu.isa(), chunked);
     problem.run_by(cpu, &sequences, (&mut y, &mut state), chunks);
     [y, state]

@@ -1,6 +1,6 @@
 //! The rule on a GPU: token after token on any; long sequences of 16-bit activations in chunks, on
 //! NVIDIA's tensor cores (`../cuda/`) or on the cooperative matrices that a device reports
-//! (`chunked/`).
+//! (`chunked/`), unless each channel of the keys has its own decay.
 
 mod chunked;
 pub(super) mod operands;
@@ -135,6 +135,9 @@ fn chunks(
     dims: Dims,
     params: &GatedDeltaRule,
 ) -> Result<Option<Chunks>, KernelError> {
+    if inputs.gates.per_channel() {
+        return Ok(None);
+    }
     let chunks = Chunks::new(gpu.target().caps(), dims, params, CHECK.float("q", inputs.q)?);
     let form = policy::gpu_form(params.form, chunks.is_some(), inputs.q.dim(0), inputs.sequences());
     Ok(chunks.filter(|_| form == Form::Chunked))

@@ -3,7 +3,8 @@
 //! A cube goes through all tokens of a sequence with some columns of a value head's state.
 //! [`RecurrentConfig::lanes`] units share four columns: each keeps its rows of them in registers
 //! over all tokens, and sums over rows are shuffled between the units. As on the CPU, `S^T k` (but
-//! where nothing is corrected) and `S^T q` are both read from the state before the step. A token's
+//! where nothing is corrected) and `S^T q` are both read from the state before the step; where each
+//! channel of the keys has its own decay, after the rows are multiplied by these. A token's
 //! operands are loaded while the one before it is worked on.
 
 #![allow(unsafe_code)] // Launches.
@@ -61,6 +62,8 @@ struct GateInputs {
 enum GateSource {
     /// `log_decay` and `beta`, in the places of `a` and `b`.
     Computed,
+    /// The same, with a decay for each channel of the keys.
+    Channels,
     /// `a` and `b`, which they are computed from.
     Raw,
     /// `dt`, in the place of `a`; the bits of the limits.
@@ -70,14 +73,14 @@ enum GateSource {
 impl GateInputs {
     /// True if they have parameters per value head.
     fn has_parameters(self) -> bool {
-        self.source != GateSource::Computed
+        !matches!(self.source, GateSource::Computed | GateSource::Channels)
     }
 
     /// The bits of the limits of steps, if the gates are made of these: then `b` is not read.
     fn limits(self) -> Option<[u32; 2]> {
         match self.source {
             GateSource::Steps(limits) => Some(limits),
-            GateSource::Computed | GateSource::Raw => None,
+            GateSource::Computed | GateSource::Channels | GateSource::Raw => None,
         }
     }
 }
@@ -93,9 +96,15 @@ impl RecurrentConfig {
         self.key_dim.div_ceil(FOUR * self.lanes)
     }
 
-    /// Floats of a token per unit.
+    /// Floats of a token per unit: those of [`load_token`], in its order.
     fn token(self) -> usize {
-        2 * FOUR * self.fours() + FOUR + 2
+        let decays = if self.per_channel() { FOUR * self.fours() } else { 0 };
+        2 * FOUR * self.fours() + FOUR + 2 + decays
+    }
+
+    /// True if each channel of the keys has a decay of its own.
+    fn per_channel(self) -> bool {
+        self.gates.source == GateSource::Channels
     }
 
     /// Cubes that share the columns of a head.
@@ -193,6 +202,9 @@ fn gated_delta_rule_recurrent<X: Int, G: Int, N: Size>(
             normalise(&mut token, f32::reinterpret(constants.eps), config);
             let (a, b) = (token[comptime!(2 * rows + FOUR)], token[comptime!(2 * rows + FOUR + 1)]);
             let gates = gates(a, b, a_log_of_head, dt_bias_of_head, config);
+            if comptime!(config.per_channel()) {
+                decay_rows(&mut s, &token, config);
+            }
             let ys = step(&mut s, &token, gates, scale, config);
             if lane == 0 {
                 let gate = t * value_heads + head;
@@ -223,7 +235,8 @@ struct Location {
 }
 
 /// Loads a unit's floats of a token: its part of the keys and of the queries, the values of its
-/// columns, and what the gates come as.
+/// columns, and what the gates come as; then the logarithms of the decays of its channels, if they
+/// have their own.
 #[cube]
 fn load_token<X: Int, G: Int, N: Size>(
     of: &TokenInputs<X, G, N>,
@@ -244,13 +257,46 @@ fn load_token<X: Int, G: Int, N: Size>(
     }
     let value = gate * comptime!(config.value_dim) + at.column;
     load::<X, N>(&of.v, value, at.columns, token, comptime!(2 * rows), 1usize, config.dtype);
-    token[comptime!(2 * rows + FOUR)] = read(&of.a, gate, config.gates.dtype);
+    if comptime!(config.per_channel()) {
+        let first = comptime!(2 * rows + FOUR + 2);
+        token[comptime!(2 * rows + FOUR)] = 0.0;
+        #[unroll]
+        for i in 0..comptime!(config.fours()) {
+            let row = (i * comptime!(config.lanes) + at.lane) * FOUR;
+            let count = key_dim - min(row, key_dim.runtime());
+            #[unroll]
+            for j in 0..FOUR {
+                token[comptime!(first + i * FOUR + j)] = 0.0;
+                if j < count {
+                    token[comptime!(first + i * FOUR + j)] =
+                        read(&of.a, gate * key_dim + row + j, config.gates.dtype);
+                }
+            }
+        }
+    } else {
+        token[comptime!(2 * rows + FOUR)] = read(&of.a, gate, config.gates.dtype);
+    }
     if comptime!(config.gates.limits().is_none()) {
         token[comptime!(2 * rows + FOUR + 1)] = read(&of.b, gate, config.gates.dtype);
     }
 }
 
-/// A token's decay and beta.
+/// Multiplies the unit's rows of the state by a token's decays of their channels.
+#[cube]
+fn decay_rows(s: &mut Array<f32>, token: &Array<f32>, #[comptime] config: RecurrentConfig) {
+    let rows = comptime!(FOUR * config.fours());
+    #[unroll]
+    for r in 0..rows {
+        let log_decay = token[comptime!(2 * rows + FOUR + 2 + r)];
+        let decay = exp(if comptime!(config.sign == DecaySign::Rate) { -log_decay } else { log_decay });
+        #[unroll]
+        for c in 0..FOUR {
+            s[r * FOUR + c] *= decay;
+        }
+    }
+}
+
+/// A token's decay and beta; the former is 1 where each channel has its own.
 #[cube]
 fn gates(a: f32, b: f32, a_log: f32, dt_bias: f32, #[comptime] config: RecurrentConfig) -> (f32, f32) {
     if comptime!(config.gates.source == GateSource::Raw) {
@@ -260,6 +306,8 @@ fn gates(a: f32, b: f32, a_log: f32, dt_bias: f32, #[comptime] config: Recurrent
         let limits = comptime!(config.gates.limits().expect("there are some"));
         let (log_decay, beta) = delta_gates::compute_step_gates(a, a_log, dt_bias, limits);
         (exp(log_decay), beta)
+    } else if comptime!(config.per_channel()) {
+        (1.0f32, b)
     } else {
         let log_decay = if comptime!(config.sign == DecaySign::Rate) { -a } else { a };
         (exp(log_decay), b)
@@ -421,6 +469,12 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels.push(with(FloatType::F32, 37, usual, false));
     kernels.push(with(FloatType::BF16, 128, usual, true));
     kernels.extend([additive(FloatType::F16, false), additive(FloatType::BF16, true)]);
+    for (dtype, dim, pooled) in
+        [(FloatType::F32, 128, false), (FloatType::BF16, 128, true), (FloatType::F16, 37, false)]
+    {
+        let gates = GateInputs { source: GateSource::Channels, dtype: FloatType::F32 };
+        kernels.push(RecurrentConfig { gates, ..with(dtype, dim, usual, pooled) });
+    }
     kernels.into_iter().map(|config| compiled(target, config).code()).collect()
 }
 
@@ -430,7 +484,12 @@ fn gate_operands(gates: &DeltaGates) -> Result<([Tensor; 4], GateInputs), Kernel
         DeltaGates::Computed { log_decay, beta } => {
             // Unused operands get a placeholder buffer.
             let operands = [log_decay, beta, log_decay, beta].map(Tensor::clone);
-            Ok((operands, GateInputs { source: GateSource::Computed, dtype: FloatType::F32 }))
+            let source = if gates.per_channel() { GateSource::Channels } else { GateSource::Computed };
+            Ok((operands, GateInputs { source, dtype: FloatType::F32 }))
+        }
+        DeltaGates::Channels { .. } => {
+            let (log_decay, beta) = gates.computed()?;
+            gate_operands(&DeltaGates::Computed { log_decay: &log_decay, beta: &beta })
         }
         DeltaGates::Raw { a, b, a_log, dt_bias } => {
             let dtype = if a.dtype() == b.dtype() { CHECK.float("a", a)? } else { FloatType::F32 };

@@ -8,7 +8,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::cpu::Problem;
+use super::cpu::{Decay, Problem};
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule};
 use crate::ops::Check;
 use crate::ops::{DeltaGatesGradient, delta_gates_backward, l2_norm_backward};
@@ -64,8 +64,8 @@ pub enum GatesGradient {
 ///
 /// # Errors
 /// As [`gated_delta_rule()`](super::gated_delta_rule()); [`KernelError::Shape`] for a dy that does
-/// not fit; [`KernelError::Value`] for [`Rule::Additive`] and [`DeltaGates::Steps`], which have no
-/// gradient.
+/// not fit; [`KernelError::Value`] for [`Rule::Additive`], [`DeltaGates::Steps`] and a decay per
+/// channel, which have no gradient.
 pub fn gated_delta_rule_backward(
     inputs: &GatedDeltaInputs,
     state: &Tensor,
@@ -79,6 +79,9 @@ pub fn gated_delta_rule_backward(
     }
     if let DeltaGates::Steps { .. } = inputs.gates {
         return Err(check.value("gates", "Steps", "gradients are those of Computed and Raw"));
+    }
+    if inputs.gates.per_channel() {
+        return Err(check.value("log_decay", "per channel", "gradients are those of a decay per head"));
     }
     if let Some(slots) = inputs.slots {
         let want = format!("gradients take none: state {:?} has one row per sequence", state.shape());
@@ -119,7 +122,7 @@ pub fn gated_delta_rule_backward(
         DeltaGates::Raw { a, b, a_log, dt_bias } => {
             GatesGradient::Raw(delta_gates_backward([a, b], [a_log, dt_bias], [&dlog_decay, &dbeta])?)
         }
-        DeltaGates::Steps { .. } => unreachable!("refused above"),
+        DeltaGates::Steps { .. } | DeltaGates::Channels { .. } => unreachable!("refused above"),
     };
     Ok(GatedDeltaRuleGradient { dq: dq.cast(dtype)?, dk: dk.cast(dtype)?, dv: dv.cast(dtype)?, dgates })
 }
@@ -172,7 +175,7 @@ fn backward(
         q: q.as_slice()?,
         k: k.as_slice()?,
         v: v.as_slice()?,
-        log_decay: log_decay.as_slice()?,
+        decay: Decay::Heads(log_decay.as_slice()?),
         beta: beta.as_slice()?,
         dims,
         params,

@@ -13,7 +13,7 @@
 //! `rho = max(1, |1 - beta |k|^2|)`, in both directions. The results sum up products: each factor's
 //! error times the other factor, and a rounding for each term.
 
-use super::Problem;
+use super::{Decay, Problem};
 use crate::ops::gated_delta_rule::StateLayout;
 use crate::ops::gated_delta_rule::reference::{Bounded, TINY, U, dot, dot_magnitudes};
 use std::ops::Range;
@@ -69,6 +69,7 @@ pub(super) fn gated_delta_rule_backward(
     state: &[f32],
     dy: &[f32],
 ) -> [Bounded; 5] {
+    let Decay::Heads(log_decay) = problem.decay else { panic!("a decay per channel has no gradient") };
     let dims = problem.dims;
     let (key_dim, value_heads, value_dim) = (dims.key_dim, dims.value_heads, dims.value_dim);
     let gates = problem.beta.len();
@@ -87,8 +88,7 @@ pub(super) fn gated_delta_rule_backward(
                     k: wide(&problem.k[key]),
                     v: wide(&problem.v[value.clone()]),
                     dy: wide(&dy[value]),
-                    decay: (f64::from(problem.params.decay_factor()) * f64::from(problem.log_decay[gate]))
-                        .exp(),
+                    decay: (f64::from(problem.params.decay_factor()) * f64::from(log_decay[gate])).exp(),
                     beta: problem.beta[gate].into(),
                 }
             };

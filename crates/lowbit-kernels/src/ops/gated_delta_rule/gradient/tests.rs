@@ -4,7 +4,7 @@ use crate::Device;
 use crate::ops::gated_delta_rule::reference::Bounded;
 use crate::ops::gated_delta_rule::reference::gated_delta_rule as forward_reference;
 use crate::ops::gated_delta_rule::tests::{Case, Decay, RAGGED, Sizes};
-use crate::ops::gated_delta_rule::{DecaySign, HeadMap, Rule, StateLayout};
+use crate::ops::gated_delta_rule::{DecaySign, HeadMap, Rule, StateLayout, cpu};
 use crate::ops::testing::{assert_derivatives, coarse, devices, moved, values};
 use crate::ops::{L2Norm, L2NormConvention};
 use numcheck::{Random, assert_bits, assert_within};
@@ -26,7 +26,7 @@ fn wanted(case: &Case, dy: &Tensor) -> [Bounded; 5] {
         q: case.q.as_slice().unwrap(),
         k: case.k.as_slice().unwrap(),
         v: case.v.as_slice().unwrap(),
-        log_decay: case.log_decay.as_slice().unwrap(),
+        decay: cpu::Decay::Heads(case.log_decay.as_slice().unwrap()),
         beta: case.beta.as_slice().unwrap(),
         dims,
         params: &case.params,

@@ -5,7 +5,8 @@
 //! cube belongs to follows from its number alone. Queries take part only where they share the
 //! config with the keys; else they get a launch of their own. Places beyond the caches' capacity
 //! are computed and stored nowhere. Caches are contiguous, or pages of a pool. Caches of integers
-//! get their rows by a second launch, which encodes what the first one leaves of the keys.
+//! get their rows by a second launch, which transforms what the first one leaves of queries and
+//! keys, and encodes keys and values.
 
 use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
 use crate::gpu::compile::Target;
@@ -14,6 +15,7 @@ use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::ops::Check;
 use crate::ops::cache_rows::{self, CacheType};
+use crate::ops::hadamard_transform::hadamard_transform;
 use crate::ops::kv_append::gpu::append_vector;
 use crate::ops::kv_append::kv_append;
 use crate::ops::pages::gpu::{PoolSizes, Table, cache_row};
@@ -183,7 +185,11 @@ pub(in crate::ops::rms_norm_rope) fn launch(
         if table.is_none() {
             kv_append(values, v, places)?;
         }
-        return rms_norm_rope(q, positions, queries);
+        let y = rms_norm_rope(q, positions, queries)?;
+        return match CacheType::of(check, "keys", keys)? {
+            CacheType::Int8 => hadamard_transform(&y),
+            CacheType::Float(_) => Ok(y),
+        };
     }
     let together = queries.is_like(new_keys);
     let y = match together {
@@ -197,7 +203,8 @@ pub(in crate::ops::rms_norm_rope) fn launch(
         let caches = [&made; 2];
         let append = Append { check, gpu, caches, table, new, positions, places, query_count, staged: true };
         append.launch([queries, new_keys], &y)?;
-        cache_rows::gpu::append(check, gpu, &mut [keys, values], &[&made, v], places, table)?;
+        let rows = cache_rows::gpu::Append { x: &[&made, v], queries: Some(&y), positions: places, table };
+        rows.launch(check, gpu, &mut [keys, values])?;
         return Ok(y);
     }
     keys.unshare()?;

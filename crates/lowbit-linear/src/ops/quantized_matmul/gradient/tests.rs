@@ -31,7 +31,8 @@ fn effective(scales: Scales, block: &BlockScales, group: usize) -> (f64, f64) {
         Scales::E8M0 { .. } => (E8M0::decode(block.scale as u8).into(), 0.0),
         Scales::Super { .. } => (scale * sub_scale, 0.0),
         Scales::SuperWithMinima { .. } => (scale * sub_scale, -min * sub_minimum),
-        Scales::One | Scales::E4M3 => unreachable!("no block has such scales"),
+        Scales::E4M3 => (E4M3::decode(block.sub_scales[group] as u8).into(), 0.0),
+        Scales::One => unreachable!("no block has such scales"),
     }
 }
 

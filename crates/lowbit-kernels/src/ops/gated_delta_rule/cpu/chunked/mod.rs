@@ -13,10 +13,15 @@
 //! can overflow or cancel, as differences of summed logarithms could. Without a correction,
 //! `delta[i] = beta[i] v[i]`: there is no triangle.
 //!
+//! Where each channel of the keys has its own decay, `D[i][j]` and `g[i]` are vectors: they
+//! multiply the channels of `k[j]`, and of `k[i]` and `q[i]`, before the sums over these
+//! (`channels.rs`).
+//!
 //! Columns of the state do not depend on each other. So a chunk takes a strip of them from the
 //! reads to the update while it is in the nearest cache, and each tile of rows stays in registers
 //! from the first to the last term of its formula.
 
+mod channels;
 mod pairs;
 mod reads;
 mod strips;
@@ -29,6 +34,7 @@ use crate::ops::gated_delta_rule::Rule;
 use crate::scan::Piece;
 use crate::simd::{Kernel, Simd};
 use bytemuck::Zeroable;
+use channels::Channels;
 use pairs::Pairs;
 use reads::{ByVectors, Reads};
 use std::ops::Range;
@@ -85,13 +91,16 @@ impl Chunked<'_, '_, '_> {
                 }
             }
         }
-        let mut keys = Keys::new(problem.dims.key_dim, problem.params.rule);
+        let mut keys = Keys::new(problem);
         let mut gates = Gates::new(S::LANES);
         for start in (0..length).step_by(CHUNK) {
             let tokens = start..length.min(start + CHUNK);
-            keys.take(simd, &heads[0].tokens[tokens.clone()]);
-            reads.take(simd, &keys.packed);
             for (index, head) in heads.iter_mut().enumerate() {
+                // Keys with decays are a value head's own.
+                if index == 0 || keys.channels.is_some() {
+                    keys.take(simd, &head.tokens[tokens.clone()]);
+                    reads.take(simd, &keys.packed);
+                }
                 gates.take(&keys.pairs, &head.tokens[tokens.clone()], problem.params.scale);
                 for (at, strip) in strips.each().enumerate() {
                     let (all, y, state) = head.strip(at, &strip);
@@ -152,22 +161,30 @@ impl<'p, 'r, 'y, T: Clone + Zeroable> Head<'p, 'r, 'y, T> {
 /// zero.
 struct Keys {
     key_dim: usize,
-    /// `[2 CHUNK, Dk]`: the keys, then the queries.
+    /// `[2 CHUNK, Dk]`: the keys, then the queries, times `g` where it is a vector.
     packed: Packed,
     pairs: Pairs,
+    /// What decays per channel make of them, if there are some.
+    channels: Option<Channels>,
     rule: Rule,
     /// A row of zeros.
     zeros: Vec<f32>,
 }
 
 impl Keys {
-    fn new(key_dim: usize, rule: Rule) -> Self {
-        let (packed, pairs) = (Packed::default(), Pairs::default());
-        Self { key_dim, packed, pairs, rule, zeros: vec![0.0; key_dim] }
+    fn new(problem: &Problem) -> Self {
+        let key_dim = problem.dims.key_dim;
+        let channels = problem.per_channel().then(|| Channels::new(key_dim));
+        let (packed, pairs, rule) = (Packed::default(), Pairs::default(), problem.params.rule);
+        Self { key_dim, packed, pairs, channels, rule, zeros: vec![0.0; key_dim] }
     }
 
     #[inline(always)]
     fn take<S: Simd>(&mut self, simd: S, tokens: &[Token]) {
+        if let Some(channels) = &mut self.channels {
+            channels.take(simd, tokens, (&mut self.packed, &mut self.pairs));
+            return;
+        }
         let rows = (0..2 * CHUNK).map(|row| match tokens.get(row % CHUNK) {
             Some(token) if row < CHUNK => token.k,
             Some(token) => token.q,
@@ -427,15 +444,18 @@ impl<R: Reads> Chunk<'_, '_, '_, R> {
             }
         }
         let decay = simd.splat(*decay);
+        let channels = self.keys.channels.as_ref();
+        let keys = channels.map_or(&self.keys.packed, |channels| &channels.added);
         for first in (0..self.keys.key_dim).step_by(M) {
             let (rows, stride) = (&mut state.rows[first * state.stride..], state.stride);
             let mut sums = [[simd.splat(0.0); V]; M];
             for i in 0..M {
+                let decay = channels.map_or(decay, |channels| simd.splat(channels.kept[first + i]));
                 for n in 0..V {
                     sums[i][n] = simd.mul(decay, simd.load(&rows[i * stride + n * S::LANES..]));
                 }
             }
-            let keys = Transposed(&self.keys.packed).rows::<M>(first, 0);
+            let keys = Transposed(keys).rows::<M>(first, 0);
             accumulate::<S, M, V, CHUNK>(
                 simd,
                 &mut sums,

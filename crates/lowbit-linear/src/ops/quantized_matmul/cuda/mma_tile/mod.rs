@@ -91,7 +91,8 @@ fn quantized_matmul_mma_tile<S: Int, B: Int, V: Size>(
         Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(config.shared() / 16), 128usize);
     let memory = register(address(&memory));
     let mut pipe = ring(memory, part, tile, blocks, config);
-    let mut sums = multiply_tile::<S, B, V>(weight, x, (batch * n, n, column), &mut pipe, integers, config);
+    let rows = (batch * n, n, column, sizes.runs);
+    let mut sums = multiply_tile::<S, B, V>(weight, x, rows, &mut pipe, integers, config);
     add_parts(memory + unit * 16u32, part, &mut sums, config);
     if part == 0u32 {
         store(&sums, list, y, &sizes, tile, column, config);
@@ -99,20 +100,19 @@ fn quantized_matmul_mma_tile<S: Int, B: Int, V: Size>(
 }
 
 /// The sums of a tile, of a part of K each: for each operand of the weight, its products with 8
-/// rows of x each. `rows` are the first row of the weight's batch, how many it has, and the first
-/// of the unit's in it.
+/// rows of x each. `rows` are the first row of the weight's batch, how many it has, the first of
+/// the unit's in it, and how many runs a row has.
 #[cube]
 fn multiply_tile<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
     x: &[Vector<u32, Const<4>>],
-    rows: (u32, u32, u32),
+    rows: (u32, u32, u32, u32),
     pipe: &mut Pipe,
     integers: u32,
     #[comptime] config: MmaTile,
 ) -> Array<Vector<f32, Const<4>>> {
     let layout = comptime!(config.decoding.layout);
     let part = UNIT_POS_X / UNITS as u32;
-    let last = pipe.blocks - 1u32;
     let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(OPERANDS * config.octets()));
     #[unroll]
     for i in 0..comptime!(OPERANDS * config.octets()) {
@@ -120,7 +120,7 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
     }
     let mut loaded = fragment::none::<S, B>(OPERANDS, layout);
     let mut next = fragment::none::<S, B>(OPERANDS, layout);
-    fetch_block::<S, B, V>(weight, &mut loaded, rows, min(part, last), pipe.blocks, config);
+    fetch_block::<S, B, V>(weight, &mut loaded, rows, part, config);
     if comptime!(config.overlaps && !config.listed) {
         overlap();
     }
@@ -128,8 +128,7 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
     let mut first = 0u32;
     while first < pipe.blocks {
         let block = first + part;
-        let ahead = min(block + comptime!(config.parts as u32), last);
-        fetch_block::<S, B, V>(weight, &mut next, rows, ahead, pipe.blocks, config);
+        fetch_block::<S, B, V>(weight, &mut next, rows, block + comptime!(config.parts as u32), config);
         #[unroll]
         for piece in 0..PIECES {
             let at = pipe.wait(x, block, piece, config);
@@ -148,22 +147,22 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
     sums
 }
 
-/// Loads the unit's runs of a block, two rows of each operand.
+/// Loads the unit's runs of a block, two rows of each operand; past the rows' ends, their last.
 #[cube]
 fn fetch_block<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
     loaded: &mut Loaded<S, B>,
-    rows: (u32, u32, u32),
+    rows: (u32, u32, u32, u32),
     block: u32,
-    blocks: u32,
     #[comptime] config: MmaTile,
 ) {
-    let (base, n, column) = rows;
+    let (base, n, column, runs) = rows;
+    let run = min(block * 4u32 + UNIT_POS_X % 4u32, runs - 1u32);
     #[unroll]
     for operand in 0..OPERANDS {
         let row = min(column + comptime!(16 * operand as u32), n - 2u32);
-        let run = ((base + row) * blocks + block) * 4u32 + UNIT_POS_X % 4u32;
-        fetch::<S, B, V>(weight, loaded, (run, run + blocks * 4u32), operand, config.decoding.layout);
+        let run = (base + row) * runs + run;
+        fetch::<S, B, V>(weight, loaded, (run, run + runs), operand, config.decoding.layout);
     }
 }
 

@@ -5,7 +5,8 @@
 //! Four units share a row of the weight. A unit decodes whole runs, which are not what the tensor
 //! cores want of it. But K may go in any order that both operands share: `pack.rs` lays x out in
 //! the order in which the units have their values, in pieces of [`BLOCK`] values of all rows of a
-//! tile, so that a piece is copied as it lies.
+//! tile, so that a piece is copied as it lies. Where K ends within a block, the rest of x is zeros,
+//! and the units that have no run there take their row's last.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -45,7 +46,7 @@ fn supports(problem: &Problem) -> bool {
     problem.source.is_none()
         && takes(problem.layout, problem.x_type)
         && problem.k > 0
-        && problem.k.is_multiple_of(BLOCK)
+        && problem.k.is_multiple_of(RUN)
         && problem.n.is_multiple_of(2)
 }
 
@@ -69,7 +70,9 @@ pub(super) fn experts_tile(routing: Routing, m_tiles: &[usize], decode: usize) -
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Sizes {
     pub n: u32,
-    /// Blocks of K.
+    /// Runs of a row of the weight.
+    pub runs: u32,
+    /// Blocks of K, the last of which may be a part of one.
     pub blocks: u32,
     /// Rows of x per batch of the weight.
     pub m: u32,
@@ -137,15 +140,16 @@ pub(super) fn prepare(
     let index = |value: usize| CHECK.index(value);
     let (weight, x, y) = (operands.weight, operands.x.x, operands.y);
     let (n, k, count) = (weight.n(), weight.k(), tiles.count);
-    let layout = Layout::of(weight.format());
+    let (layout, blocks) = (Layout::of(weight.format()), k.div_ceil(BLOCK));
     let apart = fragment::apart(layout, CHECK.float("x", x)?);
     let packed = pack::pack_rows(gpu, x, [k, m_tile, apart], tiles)?;
     // Every index into the components is below the codes' words.
     index(weight.rows() * (k / RUN) * layout.bits)?;
-    index(y.len().max(count * m_tile * k / 8))?;
+    index(y.len().max(count * m_tile * blocks * BLOCK / 8))?;
     let sizes = Sizes {
         n: index(n)?,
-        blocks: index(k / BLOCK)?,
+        runs: index(k / RUN)?,
+        blocks: index(blocks)?,
         m: index(tiles.m)?,
         m_tiles: index(tiles.m.div_ceil(m_tile).max(1))?,
         ends: Ends::new(operands.widths, n)?,

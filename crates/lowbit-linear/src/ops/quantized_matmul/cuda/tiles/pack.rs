@@ -18,7 +18,9 @@ const UNITS: usize = 256;
 
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct Sizes {
-    /// Blocks of a row.
+    /// Runs of a row.
+    runs: u32,
+    /// Blocks of a row, the last of which may be a part of one.
     blocks: u32,
     /// Rows of x per batch of the weight.
     m: u32,
@@ -31,7 +33,8 @@ struct Sizes {
 /// A unit takes a run of one row of a tile of `rows` rows: `[8 steps, rows / 8, 2, 8 rows, 4 runs]`
 /// words, where half `h` of step `s` is pair `q = 2 s + h` of the run: value
 /// `q / apart * 2 apart + q % apart`, and the one `apart` values on. Rows that are not there are
-/// left out. With a list, row `i` of the tile is row `list[.. + i] / share` of x.
+/// left out, and runs past a row's last are zeros. With a list, row `i` of the tile is row
+/// `list[.. + i] / share` of x.
 #[kernel]
 fn quantized_matmul_pack(
     x: &[Vector<u32, Const<4>>],
@@ -67,7 +70,15 @@ fn quantized_matmul_pack(
         // Stale values of other rows there are multiplied, and not stored.
         if from != u32::MAX {
             let to = (tile * blocks + block) * rows * 64u32 + row / 8u32 * 64u32 + row % 8u32 * 4u32;
-            pack_run(x, (from * blocks + block) * 4u32 + i % 4u32, y, to + i % 4u32, rows, apart);
+            let run = block * 4u32 + i % 4u32;
+            if run < sizes.runs {
+                pack_run(x, from * sizes.runs + run, y, to + i % 4u32, rows, apart);
+            } else {
+                #[unroll]
+                for q in 0..comptime!(RUN / 2) {
+                    y[(to + i % 4u32 + place(q, rows)) as usize] = 0u32;
+                }
+            }
         }
         i += CUBE_DIM_X;
     }
@@ -96,9 +107,14 @@ fn pack_run(
         let first = comptime!(q / apart * 2 * apart + q % apart);
         let low = half(&words, first);
         let high = half(&words, comptime!(first + apart));
-        let offset = comptime!((q / 2) as u32 * rows * 8 + (q % 2) as u32 * 32);
-        y[(to + offset) as usize] = low | (high << 16u32);
+        y[(to + place(q, rows)) as usize] = low | (high << 16u32);
     }
+}
+
+/// The words from a run's first pair to pair `q`.
+#[cube]
+fn place(#[comptime] q: usize, #[comptime] rows: u32) -> u32 {
+    comptime!((q / 2) as u32 * rows * 8 + (q % 2) as u32 * 32).runtime()
 }
 
 #[cube]
@@ -133,15 +149,17 @@ pub(super) fn pack_rows(
     tiles: &Tiles<'_>,
 ) -> Result<Memory, KernelError> {
     let index = |value: usize| CHECK.index(value);
-    let (count, blocks) = (tiles.count, k / BLOCK);
-    index(count * m_tile * k)?;
-    let packed = gpu.allocate(count * m_tile * k * 2)?;
+    let (count, blocks) = (tiles.count, k.div_ceil(BLOCK));
+    let values = count * m_tile * blocks * BLOCK;
+    index(values)?;
+    let packed = gpu.allocate(values * 2)?;
     let (list, share) = tiles.list.unwrap_or((&packed, 1));
     let arguments = QuantizedMatmulPack {
         x: x.buffer()?,
         list: list.into(),
         y: (&packed).into(),
         sizes: Sizes {
+            runs: index(k / RUN)?,
             blocks: index(blocks)?,
             m: index(tiles.m)?,
             m_tiles: index(tiles.m.div_ceil(m_tile).max(1))?,

@@ -86,21 +86,21 @@ fn quantized_matmul_wgmma<S: Int, B: Int, V: Size>(
     );
     let memory = register(address(&memory));
     let mut pipe = ring(memory, part, tile, blocks, config);
-    let run = (batch * n + min(column, n - 2u32)) * blocks * 4u32 + unit % 4u32;
-    multiply_tile::<S, B, V>(weight, x, run, &mut pipe, part, integers, config);
+    let row = ((batch * n + min(column, n - 2u32)) * sizes.runs, sizes.runs);
+    multiply_tile::<S, B, V>(weight, x, row, &mut pipe, part, integers, config);
     add_parts(memory + comptime!(config.rings() as u32) + unit * 4u32, part, config);
     if part == 0u32 {
         store(list, y, &sizes, tile, column, false, config);
     }
 }
 
-/// The sums of a tile, of a part of K each. `run` is the first of the first of two rows of the
-/// weight.
+/// The sums of a tile, of a part of K each. `row` is the first run of the first of two rows of the
+/// weight, and how many runs a row has.
 #[cube]
 fn multiply_tile<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
     x: &[Vector<u32, Const<4>>],
-    run: u32,
+    row: (u32, u32),
     pipe: &mut Pipe,
     part: u32,
     integers: u32,
@@ -108,13 +108,13 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
 ) {
     let layout = comptime!(config.decoding.layout);
     let slots = comptime!(config.ahead + 1);
-    let last = pipe.blocks - 1u32;
-    let rows = (run, run + pipe.blocks * 4u32);
+    let (lane, last) = (UNIT_POS_X % 4u32, row.1 - 1u32);
+    let rows = (row.0, row.0 + row.1);
     let mut loaded = fragment::none::<S, B>(slots, layout);
     #[unroll]
     for slot in 0..comptime!(config.ahead) {
-        let block = min(part + comptime!((slot * config.parts) as u32), last) * 4u32;
-        fetch::<S, B, V>(weight, &mut loaded, (rows.0 + block, rows.1 + block), slot, layout);
+        let run = min((part + comptime!((slot * config.parts) as u32)) * 4u32 + lane, last);
+        fetch::<S, B, V>(weight, &mut loaded, (rows.0 + run, rows.1 + run), slot, layout);
     }
     if comptime!(!config.listed) {
         overlap();
@@ -126,7 +126,8 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
         #[unroll]
         for slot in 0..slots {
             if block < pipe.blocks {
-                let next = min(block + comptime!((config.ahead * config.parts) as u32), last) * 4u32;
+                let next = (block + comptime!((config.ahead * config.parts) as u32)) * 4u32 + lane;
+                let next = min(next, last);
                 let free = comptime!((slot + config.ahead) % slots);
                 let runs = (rows.0 + next, rows.1 + next);
                 fetch::<S, B, V>(weight, &mut loaded, runs, free, layout);
