@@ -235,6 +235,11 @@ def mamba(tensors, prefix, shape):
     tensors.plain(f"{prefix}.norm.weight", [inner], 1.0)
 
 
+def layer_norms(tensors, layer, hidden, names=("input", "post_attention")):
+    for name in names:
+        tensors.plain(f"{layer}.{name}_layernorm.weight", [hidden], 1.0)
+
+
 def feedforward(tensors, prefix, hidden, inner):
     tensors.quantized(f"{prefix}.gate_proj", inner, hidden)
     tensors.quantized(f"{prefix}.up_proj", inner, hidden)
@@ -260,8 +265,7 @@ def predictor(tensors, prefix, shape):
     for norm in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         tensors.plain(f"{prefix}.{norm}.weight", [hidden], 1.0)
     layer = f"{prefix}.layers.0"
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        tensors.plain(f"{layer}.{norm}.weight", [hidden], 1.0)
+    layer_norms(tensors, layer, hidden)
     attention(tensors, f"{layer}.self_attn", shape)
     feedforward(tensors, f"{layer}.mlp", hidden, shape["intermediate_size"])
 
@@ -274,8 +278,7 @@ def checkpoint(shape, dense, mtp):
     kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(shape["num_hidden_layers"])]
     for index, kind in enumerate(kinds):
         layer = f"{model}.layers.{index}"
-        tensors.plain(f"{layer}.input_layernorm.weight", [shape["hidden_size"]], 1.0)
-        tensors.plain(f"{layer}.post_attention_layernorm.weight", [shape["hidden_size"]], 1.0)
+        layer_norms(tensors, layer, shape["hidden_size"])
         if kind == "full_attention":
             attention(tensors, f"{layer}.self_attn", shape)
         else:
@@ -305,8 +308,7 @@ def qwen3(shape):
     tensors.quantized("model.embed_tokens", shape["vocab_size"], shape["hidden_size"])
     for index in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{index}"
-        tensors.plain(f"{layer}.input_layernorm.weight", [shape["hidden_size"]], 1.0)
-        tensors.plain(f"{layer}.post_attention_layernorm.weight", [shape["hidden_size"]], 1.0)
+        layer_norms(tensors, layer, shape["hidden_size"])
         attention(tensors, f"{layer}.self_attn", shape, gated=False)
         feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
     tensors.plain("model.norm.weight", [shape["hidden_size"]], 1.0)
@@ -320,8 +322,7 @@ def granite(shape):
     kinds = ["attention" if i % 10 == 5 else "mamba" for i in range(shape["num_hidden_layers"])]
     for index, kind in enumerate(kinds):
         layer = f"model.layers.{index}"
-        tensors.plain(f"{layer}.input_layernorm.weight", [shape["hidden_size"]], 1.0)
-        tensors.plain(f"{layer}.post_attention_layernorm.weight", [shape["hidden_size"]], 1.0)
+        layer_norms(tensors, layer, shape["hidden_size"])
         if kind == "attention":
             attention(tensors, f"{layer}.self_attn", shape, gated=False, normed=False)
         else:
@@ -341,8 +342,7 @@ def latent(shape, dense):
     for index in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{index}"
         attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        tensors.plain(f"{layer}.input_layernorm.weight", [hidden], 1.0)
-        tensors.plain(f"{layer}.post_attention_layernorm.weight", [hidden], 1.0)
+        layer_norms(tensors, layer, hidden)
         tensors.quantized(f"{attention}.q_a_proj", shape["q_lora_rank"], hidden)
         tensors.plain(f"{attention}.q_a_layernorm.weight", [shape["q_lora_rank"]], 1.0)
         tensors.quantized(f"{attention}.q_b_proj", heads * (plain + rotated), shape["q_lora_rank"])
@@ -387,8 +387,7 @@ def gpt_oss(shape):
     tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
     for index in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{index}"
-        tensors.plain(f"{layer}.input_layernorm.weight", [hidden], 1.0)
-        tensors.plain(f"{layer}.post_attention_layernorm.weight", [hidden], 1.0)
+        layer_norms(tensors, layer, hidden)
         for name, sizes in {"q": [rows, hidden], "k": [kv_rows, hidden], "v": [kv_rows, hidden], "o": [hidden, rows]}.items():
             biased(tensors, f"{layer}.self_attn.{name}_proj", *sizes)
         tensors.plain(f"{layer}.self_attn.sinks", [shape["num_attention_heads"]], 0.0)
@@ -415,8 +414,7 @@ def glm4_moe(shape):
     tensors.quantized("model.embed_tokens", shape["vocab_size"], hidden)
     for index in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{index}"
-        tensors.plain(f"{layer}.input_layernorm.weight", [hidden], 1.0)
-        tensors.plain(f"{layer}.post_attention_layernorm.weight", [hidden], 1.0)
+        layer_norms(tensors, layer, hidden)
         for name, height in {"q": rows, "k": kv_rows, "v": kv_rows}.items():
             biased(tensors, f"{layer}.self_attn.{name}_proj", height, hidden)
         tensors.quantized(f"{layer}.self_attn.o_proj", hidden, rows)
@@ -450,8 +448,7 @@ def gemma4(shape):
         gemma4_attention(tensors, f"{layer}.self_attn", shape, kind == "full_attention")
         double = 2 if index >= layers - shared and own else 1
         feedforward(tensors, f"{layer}.mlp", hidden, double * shape["intermediate_size"])
-        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            tensors.plain(f"{layer}.{norm}_layernorm.weight", [hidden], 1.0)
+        layer_norms(tensors, layer, hidden, ("input", "post_attention", "pre_feedforward", "post_feedforward"))
         if shape.get("enable_moe_block"):
             tensors.quantized(f"{layer}.router.proj", shape["num_experts"], hidden)
             tensors.plain(f"{layer}.router.scale", [hidden], 1.0)
@@ -486,8 +483,7 @@ def gemma3(shape):
         layer = f"model.layers.{index}"
         attention(tensors, f"{layer}.self_attn", shape, gated=False)
         feedforward(tensors, f"{layer}.mlp", hidden, shape["intermediate_size"])
-        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            tensors.plain(f"{layer}.{norm}_layernorm.weight", [hidden], 1.0)
+        layer_norms(tensors, layer, hidden, ("input", "post_attention", "pre_feedforward", "post_feedforward"))
     tensors.plain("model.norm.weight", [hidden], 1.0)
     return tensors, {**shape, "quantization": QUANTIZATION}
 

@@ -1,4 +1,4 @@
-//! What models ask of a device instead of which one it is.
+//! The questions that models ask of a device, instead of which one it is.
 
 use crate::gpu::{DryRun, Pass};
 use crate::{Device, KernelError};
@@ -56,7 +56,7 @@ const GPU: DevicePlan = DevicePlan {
 };
 
 impl Device {
-    /// What it computes a whole model with fastest.
+    /// The sizes and forms in which it computes a whole model fastest.
     pub fn plan(&self) -> &'static DevicePlan {
         match self {
             Self::Cpu(_) => &CPU,

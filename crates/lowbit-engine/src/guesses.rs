@@ -81,7 +81,7 @@ impl Guesses {
         GuessLimits { most: self.most.min(most), rows, fixed: self.fixed }
     }
 
-    /// What guesses for a request.
+    /// The drafter of a request.
     pub(crate) fn drafter(&self, model: &Model, request: &Request) -> Box<dyn Drafter> {
         match &self.source {
             Source::Drafters(make) => make(request),

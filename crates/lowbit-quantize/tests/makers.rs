@@ -340,7 +340,7 @@ fn nvfp4_keeps_its_codes_and_scales_between_layouts() {
                 assert!((got - want).abs() <= want * 2.0 * f32::EPSILON, "{got} {want}");
             }
         }
-        // What is in nvfp4 without such a scale keeps its own, too; rows of other lengths become
+        // Weights in nvfp4 without such a scale keep their own, too; rows of other lengths become
         // Q8_0.
         let made = gguf().run(&mlx, &path("c.gguf"), |_| Continue(())).unwrap();
         let lost = made.summary.kinds.iter().map(|kind| kind.relative_error()).fold(0.0, f64::max);

@@ -92,7 +92,7 @@ impl<R: Runner> Scheduler<R> {
             self.counts.drafted_tokens += drafted as u64;
             self.counts.accepted_tokens += accepted as u64;
         }
-        // What was guessed behind a reply's end is not looked at.
+        // Guesses behind a reply's end are not looked at.
         drawn.into_iter().for_each(|result| self.sampled(id, result));
     }
 

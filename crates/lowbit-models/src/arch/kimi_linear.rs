@@ -70,7 +70,7 @@ const MLX_ALIASES: &[Alias] = &[
 
 const KEYS: &[Key] = &[
     Key::optional("linear_attn_config"),
-    // What transformers makes of it.
+    // In transformers' own files its sizes have these names.
     Key::optional("linear_num_heads"),
     Key::optional("linear_head_dim"),
     Key::size("linear_conv_kernel_dim", 4),

@@ -27,7 +27,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct KvPublisher {
     shared: Arc<Shared>,
     topic: Arc<str>,
-    /// Where subscribers connect to, if they do.
+    /// The address that subscribers connect to, if they do.
     address: Option<SocketAddr>,
 }
 

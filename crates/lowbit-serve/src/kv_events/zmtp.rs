@@ -45,7 +45,7 @@ fn frame(bytes: &mut Vec<u8>, flags: u8, body: &[u8]) {
 #[derive(Debug)]
 pub(super) struct Subscriber {
     stream: TcpStream,
-    /// What the topics begin with that it wants.
+    /// The beginnings of the topics that it wants.
     prefixes: Mutex<Vec<Vec<u8>>>,
     outbox: SyncSender<Arc<[u8]>>,
     /// Until the thread that writes takes it.

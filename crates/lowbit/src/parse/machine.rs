@@ -21,7 +21,7 @@ pub struct ReplyParser<'s> {
     out: Out,
 }
 
-/// What a marker within content begins.
+/// The part of a reply that a marker within content begins.
 #[derive(Debug)]
 enum Next {
     /// Nothing: it closes what is not open.

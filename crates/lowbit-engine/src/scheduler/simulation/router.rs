@@ -60,8 +60,8 @@ impl Router {
         known.count() * BLOCK
     }
 
-    /// What is found is what it expects. With marks, a prompt may leave the text before the next
-    /// mark.
+    /// The tree finds as many tokens as it expects. With marks, a prompt may leave the text before
+    /// the next mark.
     pub(super) fn check(&self, tree: &PrefixTree, prompt: &[u32], marks: bool) {
         let (found, expected) = (tree.find(prompt, usize::MAX, marks), self.expected(prompt));
         match marks {

@@ -79,7 +79,7 @@ fn top_logprobs_slices<X: Int>(
     let row = slice / sizes.slices * sizes.len;
     let begin = slice % sizes.slices * sizes.slice;
     let end = min(begin + sizes.slice, sizes.len);
-    // What the last round took; before the first, more than all.
+    // The logit and the id that the last round took; before the first, more than all.
     let mut last_bits = comptime!(u32::MAX).runtime();
     let mut last_id = comptime!(NONE).runtime();
     let mut round = 0u32.runtime();

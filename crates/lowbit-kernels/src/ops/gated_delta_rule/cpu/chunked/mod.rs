@@ -13,7 +13,7 @@
 //! can overflow or cancel, as differences of summed logarithms could. Without a correction,
 //! `delta[i] = beta[i] v[i]`: there is no triangle.
 //!
-//! Where each channel of the keys has its own decay, `D[i][j]` and `g[i]` are vectors: they
+//! If each channel of the keys has its own decay, `D[i][j]` and `g[i]` are vectors: they
 //! multiply the channels of `k[j]`, and of `k[i]` and `q[i]`, before the sums over these
 //! (`channels.rs`).
 //!
@@ -164,7 +164,7 @@ struct Keys {
     /// `[2 CHUNK, Dk]`: the keys, then the queries, times `g` where it is a vector.
     packed: Packed,
     pairs: Pairs,
-    /// What decays per channel make of them, if there are some.
+    /// Their products with decays per channel, if there are some.
     channels: Option<Channels>,
     rule: Rule,
     /// A row of zeros.
