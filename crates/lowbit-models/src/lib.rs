@@ -31,7 +31,7 @@ mod pool;
 mod pooled;
 mod speculate;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/models/support/mod.rs"]
 mod support;
 pub mod tape;
 mod target;

@@ -1,0 +1,29 @@
+//! The program's tests.
+
+#[path = "../../../lowbit/tests/library/support/bigram.rs"]
+mod bigram;
+#[path = "../../../lowbit/tests/library/support/embedding.rs"]
+mod embedding;
+#[path = "../../../lowbit/tests/library/support/reranker.rs"]
+mod reranker;
+mod support;
+
+mod bench_server;
+mod cli;
+mod compare;
+mod directories;
+mod embed;
+mod flags;
+mod forms;
+mod habits;
+mod hostile;
+mod json;
+mod outputs;
+mod prompts;
+mod quantize;
+mod replies;
+mod rerank;
+mod sampling;
+mod serve;
+mod speculation;
+mod terminal;
