@@ -5,16 +5,13 @@
 //! Source: transformers 5.24 `models/bailing_hybrid`; mlx-lm 0.32 `models/bailing_moe_v3.py`;
 //! llama.cpp `src/models/bailingmoe3.cpp`.
 
-use super::kimi_linear::leading_dense;
-use super::{Alias, Architecture, Conversion, Latents, ModelType, TiedByDefault, decoder};
+use super::kimi_linear::{Mixers, kimi_decoder};
+use super::{Alias, Architecture, Conversion, Latents, ModelType, TiedByDefault};
 use crate::keys::Fixed::{Empty, Flag, Float, Int, Text};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_KIMI_DELTA, GGUF_SIGMOIDS, Key, Role};
-use crate::layers::{
-    DecoderConfig, DecoderSpec, FeedforwardSpec, KimiDeltaConfig, LatentAttentionConfig, LayerNorms,
-    LayerSpec, MixerSpec, MlpConfig, MoeConfig,
-};
+use crate::layers::{DecoderConfig, DecoderSpec, KimiDeltaConfig, LatentAttentionConfig, MoeConfig};
 use crate::names::{
-    self, FFN_NORM, INPUT_NORM, KIMI_DELTA, LATENT_ATTENTION, LATENT_DENSE, LATENT_GATE, MLP, SELECTION_BIAS,
+    self, FFN_NORM, KIMI_DELTA, LATENT_ATTENTION, LATENT_DENSE, LATENT_GATE, MLP, SELECTION_BIAS,
     SHARED_EXPERT, TOP,
 };
 use crate::{Config, ModelError, Weights};
@@ -143,7 +140,6 @@ const GGUF_KEYS: &[Key] = &[
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
-    let layers = sizes.num_hidden_layers;
     if config.is_mlx() && !config.says("q_lora_rank") {
         let want = "mlx-lm then takes 256, and transformers whole queries";
         return Err(config.refuse("q_lora_rank", "missing", want));
@@ -158,23 +154,9 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
         ..LatentAttentionConfig::new(config, weights, sizes.hidden_size)?
     };
     let kimi = kimi_delta(config, &sizes)?;
-    let attends = attends(config, layers)?;
-    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    let attends = attends(config, sizes.num_hidden_layers)?;
     let moe = experts(config, weights)?;
-    let dense = leading_dense(config, layers)?;
-    decoder(sizes, |index| {
-        Ok(LayerSpec {
-            norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
-            mixer: match attends[index] {
-                true => MixerSpec::LatentAttention(latents.clone()),
-                false => MixerSpec::KimiDelta(kimi),
-            },
-            feedforward: match dense[index] {
-                true => FeedforwardSpec::Dense(mlp),
-                false => FeedforwardSpec::Sparse(moe.clone()),
-            },
-        })
-    })
+    kimi_decoder(config, sizes, Mixers { latents, kimi, attends }, moe)
 }
 
 /// The sizes of Kimi Delta Attention.

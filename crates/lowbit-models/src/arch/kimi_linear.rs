@@ -131,19 +131,35 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
         let want = "the output layer is never the embedding here, in transformers and in llama.cpp";
         return Err(config.refuse("tie_word_embeddings", "true", want));
     }
-    let layers = sizes.num_hidden_layers;
     let latents = LatentAttentionConfig::without_positions(config, weights, sizes.hidden_size)?;
     let kimi = kimi_delta(config, &sizes)?;
-    let attends = attends(config, layers)?;
-    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    let attends = attends(config, sizes.num_hidden_layers)?;
     let moe = experts(config, weights)?;
-    let dense = leading_dense(config, layers)?;
+    kimi_decoder(config, sizes, Mixers { latents, kimi, attends }, moe)
+}
+
+/// The two kinds of layers, and for each layer whether it is one of latent attention.
+pub(super) struct Mixers {
+    pub latents: LatentAttentionConfig,
+    pub kimi: KimiDeltaConfig,
+    pub attends: Vec<bool>,
+}
+
+/// The decoder whose first layers have an MLP, and the others these experts.
+pub(super) fn kimi_decoder(
+    config: &Config<'_>,
+    sizes: DecoderConfig,
+    mixers: Mixers,
+    moe: MoeConfig,
+) -> Result<DecoderSpec, ModelError> {
+    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    let dense = leading_dense(config, sizes.num_hidden_layers)?;
     decoder(sizes, |index| {
         Ok(LayerSpec {
             norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
-            mixer: match attends[index] {
-                true => MixerSpec::LatentAttention(latents.clone()),
-                false => MixerSpec::KimiDelta(kimi),
+            mixer: match mixers.attends[index] {
+                true => MixerSpec::LatentAttention(mixers.latents.clone()),
+                false => MixerSpec::KimiDelta(mixers.kimi),
             },
             feedforward: match dense[index] {
                 true => FeedforwardSpec::Dense(mlp),
@@ -235,7 +251,7 @@ pub(super) fn experts(config: &Config<'_>, weights: &Weights<'_>) -> Result<MoeC
 }
 
 /// For each layer whether it has an MLP instead of experts.
-pub(super) fn leading_dense(config: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+fn leading_dense(config: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
     let key = "first_k_dense_replace";
     let count = config.optional_size(key, "leading_dense_block_count")?.unwrap_or(0);
     let first: Vec<bool> = (0..layers).map(|layer| layer < count).collect();
