@@ -58,13 +58,13 @@ fn gated_delta_rule_backward_decays(
 }
 
 pub(super) fn decays(problem: &Problem<'_>) -> Result<(), KernelError> {
-    let Problem { gpu, operands, params, sizes, slots, .. } = *problem;
+    let Problem { gpu, operands, sizes, slots, .. } = *problem;
     let arguments = GatedDeltaRuleBackwardDecays {
         log_decay: operands.log_decay.buffer()?,
         cu_seqlens: operands.cu_seqlens.buffer()?,
         decays: problem.decays()?,
         sizes,
-        factor: params.decay_factor().to_bits(),
+        factor: 1f32.to_bits(),
     };
     let cubes = rows::cubes((slots * operands.v.dim(1)).div_ceil(UNITS));
     // SAFETY: the sizes are the tensors', and a piece stays within the tokens.
@@ -228,7 +228,7 @@ fn gated_delta_rule_backward_gates(
 }
 
 pub(super) fn gates(problem: &Problem<'_>) -> Result<(), KernelError> {
-    let Problem { gpu, operands, params, heads, sizes, slots, .. } = *problem;
+    let Problem { gpu, operands, heads, sizes, slots, .. } = *problem;
     let ([_, from_start, _], [_, _, pairs], [before, after]) =
         (&problem.decays, &problem.pairs, &problem.sums);
     let arguments = GatedDeltaRuleBackwardGates {
@@ -242,7 +242,7 @@ pub(super) fn gates(problem: &Problem<'_>) -> Result<(), KernelError> {
         cu_seqlens: operands.cu_seqlens.buffer()?,
         dlog_decay: problem.gradients.dlog_decay.buffer()?,
         sizes,
-        factor: params.decay_factor().to_bits(),
+        factor: 1f32.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.v.dim(1));
     // SAFETY: the sizes are the tensors', and a piece stays within the tokens.
