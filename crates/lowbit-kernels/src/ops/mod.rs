@@ -47,13 +47,13 @@ pub use delta_gates::{
     step_gates,
 };
 pub use gated_delta_rule::{
-    DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
-    HeadMap, Rule, StateLayout, gated_delta_rule, gated_delta_rule_backward,
+    DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient, HeadMap, Rule,
+    gated_delta_rule, gated_delta_rule_backward,
 };
 pub use hadamard_transform::hadamard_transform;
 pub use kv_append::{kv_append, kv_append_paged};
 pub use kv_gather::kv_gather;
-pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
+pub use l2_norm::{l2_norm, l2_norm_backward};
 pub use latent_attention::{
     LatentAttentionGradient, LatentAttentionParams, latent_attention, latent_attention_backward,
     latent_attention_paged,

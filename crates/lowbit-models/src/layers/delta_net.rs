@@ -8,7 +8,7 @@ use crate::names::{
 use crate::tape::ops::{self, DeltaRuleInputs};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
-use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention, SlotState};
+use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, SlotState};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The epsilon of q's and k's l2norm, transformers' and flash-linear-attention's.
@@ -230,7 +230,7 @@ impl GatedDeltaNet {
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
         let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
         let rule = GatedDeltaRule {
-            qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
+            qk_norm: Some(L2_EPS),
             head_map: config.head_map,
             exact: self.exact,
             form,

@@ -8,9 +8,7 @@ use crate::names::{
 use crate::tape::ops::{self, ChannelRuleInputs, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{ModelError, Outline, Weights};
-use lowbit_kernels::ops::{
-    Activation, ChannelDecay, Gate, GatedDeltaRule, L2Norm, L2NormConvention, SlotState,
-};
+use lowbit_kernels::ops::{Activation, ChannelDecay, Gate, GatedDeltaRule, SlotState};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The epsilon of q's and k's l2norm, flash-linear-attention's.
@@ -205,7 +203,7 @@ impl KimiDelta {
         let shape = [qkv.dim(0), heads, head_dim];
         let [q, k, v] = shapes::each(parts.map(|part| shapes::reshape(&part, &shape)))?;
         let rule = GatedDeltaRule {
-            qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
+            qk_norm: Some(L2_EPS),
             exact: self.exact,
             form,
             ..GatedDeltaRule::new(head_dim)

@@ -331,15 +331,9 @@ pub(crate) fn causal_conv1d<'a>(
     let y = ops::causal_conv1d(&x.tensor, &weight, None, state, cu_seqlens, activation)?;
     let (x, slot, cu_seqlens) = (x.tensor.clone(), x.slot(), cu_seqlens.clone());
     Ok(tape.record_one(y, move |dy, gradients| {
-        let inputs = CausalConv1dInputs {
-            x: &x,
-            weight: &weight,
-            bias: None,
-            state: &before,
-            cu_seqlens: &cu_seqlens,
-            activation,
-        };
-        let ops::CausalConv1dGradient { dx, dweight, .. } = ops::causal_conv1d_backward(&inputs, dy)?;
+        let (state, cu_seqlens) = (&before, &cu_seqlens);
+        let inputs = CausalConv1dInputs { x: &x, weight: &weight, state, cu_seqlens, activation };
+        let ops::CausalConv1dGradient { dx, dweight } = ops::causal_conv1d_backward(&inputs, dy)?;
         gradients.add_tensor(name.as_ref(), dweight)?;
         gradients.add(slot, dx)
     }))

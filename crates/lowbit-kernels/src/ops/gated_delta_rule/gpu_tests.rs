@@ -2,7 +2,7 @@
 
 use super::reference::Bounded;
 use super::rounded::Rounding;
-use super::tests::{CHANNEL_DECAYS, Case, Decay, RAGGED, Sizes, additive, norms};
+use super::tests::{CHANNEL_DECAYS, Case, Decay, QK_NORM, RAGGED, Sizes, additive, rule};
 use super::*;
 use crate::ops::testing::{FLOATS, device, fetched, gpu, values};
 use lowbit_formats::FloatType;
@@ -39,21 +39,11 @@ impl Case {
     }
 }
 
-fn layouts() -> [StateLayout; 2] {
-    [StateLayout::KeyValue, StateLayout::ValueKey]
-}
-
 #[test]
-fn agrees_with_the_reference_in_every_convention() {
+fn agrees_with_the_reference_for_both_maps_of_heads() {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
-        for state_layout in layouts() {
-            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
-                let form = Form::Recurrent;
-                let rule = GatedDeltaRule::mlx_native();
-                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form, ..rule };
-                Case::new(RAGGED, Decay::Usual, params).check_gpu();
-            }
-        }
+        let params = GatedDeltaRule { scale: 0.3, head_map, ..rule(Form::Recurrent, RAGGED.key_dim) };
+        Case::new(RAGGED, Decay::Usual, params).check_gpu();
     }
 }
 
@@ -61,11 +51,7 @@ fn agrees_with_the_reference_in_every_convention() {
 fn head_sizes_below_at_and_above_each_tile() {
     for (key_dim, value_dim) in [(1, 1), (32, 16), (4, 20), (33, 15), (36, 68), (128, 40), (256, 12)] {
         let shape = Sizes { lengths: &[2, 7], key_heads: 1, key_dim, value_heads: 2, value_dim };
-        for state_layout in layouts() {
-            let params =
-                GatedDeltaRule { state_layout, form: Form::Recurrent, ..GatedDeltaRule::new(key_dim) };
-            Case::new(shape, Decay::Usual, params).check_gpu();
-        }
+        Case::new(shape, Decay::Usual, rule(Form::Recurrent, key_dim)).check_gpu();
     }
 }
 
@@ -81,9 +67,9 @@ fn activations_of_every_type() {
 
 #[test]
 fn normalises_q_and_k_where_asked() {
-    for (norm, dtype) in norms().into_iter().zip(FLOATS) {
+    for dtype in FLOATS {
         for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
-            let params = GatedDeltaRule { qk_norm: Some(norm), form, ..GatedDeltaRule::new(shape.key_dim) };
+            let params = GatedDeltaRule { qk_norm: QK_NORM, ..rule(form, shape.key_dim) };
             Case::new(shape, Decay::Usual, params).with_keys_times(2.5).rounded(dtype).check_gpu();
         }
     }
@@ -93,8 +79,8 @@ fn normalises_q_and_k_where_asked() {
 fn computes_the_gates_where_asked() {
     for dtype in FLOATS {
         for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
-            let params = GatedDeltaRule { form, ..GatedDeltaRule::new(shape.key_dim) };
-            let case = Case::new(shape, Decay::Usual, params).with_raw_gates().rounded(dtype);
+            let case =
+                Case::new(shape, Decay::Usual, rule(form, shape.key_dim)).with_raw_gates().rounded(dtype);
             case.check_gpu();
             let [a, b, a_log, dt_bias] = case.raw.clone().unwrap();
             let raw = Some([a.cast(DType::F32).unwrap(), b, a_log, dt_bias]);
@@ -104,24 +90,21 @@ fn computes_the_gates_where_asked() {
 }
 
 #[test]
-fn without_a_correction_in_every_layout_and_form() {
+fn without_a_correction_in_every_form() {
     let mamba = Sizes { lengths: &[70, 1, 130], key_heads: 1, key_dim: 128, value_heads: 3, value_dim: 64 };
-    for state_layout in layouts() {
-        for (shape, form) in [
-            (RAGGED, Form::Auto),
-            (STEP, Form::Auto),
-            (CHUNKS, Form::Chunked),
-            (mamba, Form::Chunked),
-            // A width of heads that tensor cores have no chunks for.
-            (Sizes { value_dim: 80, ..mamba }, Form::Chunked),
-            (mamba, Form::Recurrent),
-        ] {
-            let params = GatedDeltaRule { state_layout, ..additive(form) };
-            for dtype in FLOATS {
-                let case = Case::new(shape, Decay::Usual, params).with_keys_times(2.5);
-                case.clone().rounded(dtype).check_gpu();
-                case.with_steps().rounded(dtype).check_gpu();
-            }
+    for (shape, form) in [
+        (RAGGED, Form::Auto),
+        (STEP, Form::Auto),
+        (CHUNKS, Form::Chunked),
+        (mamba, Form::Chunked),
+        // A width of heads that tensor cores have no chunks for.
+        (Sizes { value_dim: 80, ..mamba }, Form::Chunked),
+        (mamba, Form::Recurrent),
+    ] {
+        for dtype in FLOATS {
+            let case = Case::new(shape, Decay::Usual, additive(form)).with_keys_times(2.5);
+            case.clone().rounded(dtype).check_gpu();
+            case.with_steps().rounded(dtype).check_gpu();
         }
     }
 }
@@ -155,30 +138,23 @@ const CHUNKS: Sizes =
 const HALVES: [FloatType; 2] = [FloatType::F16, FloatType::BF16];
 
 #[test]
-fn chunks_in_every_convention() {
+fn chunks_for_both_maps_of_heads() {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
-        for state_layout in layouts() {
-            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
-                let form = Form::Chunked;
-                let rule = GatedDeltaRule::mlx_native();
-                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form, ..rule };
-                for dtype in HALVES {
-                    Case::new(CHUNKS, Decay::Usual, params).rounded(dtype).check_gpu();
-                }
-            }
+        let params = GatedDeltaRule { scale: 0.3, head_map, ..rule(Form::Chunked, CHUNKS.key_dim) };
+        for dtype in HALVES {
+            Case::new(CHUNKS, Decay::Usual, params).rounded(dtype).check_gpu();
         }
     }
 }
 
 #[test]
 fn chunks_of_every_type_decay_and_size() {
-    let params = |dim| GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(dim) };
     for dtype in FLOATS {
         for decay in [Decay::None, Decay::Usual, Decay::Strong] {
-            Case::new(CHUNKS, decay, params(64)).rounded(dtype).check_gpu();
+            Case::new(CHUNKS, decay, rule(Form::Chunked, 64)).rounded(dtype).check_gpu();
         }
         let shape = Sizes { lengths: &[63, 200], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
-        Case::new(shape, Decay::Usual, params(128)).rounded(dtype).check_gpu();
+        Case::new(shape, Decay::Usual, rule(Form::Chunked, 128)).rounded(dtype).check_gpu();
     }
 }
 
@@ -187,10 +163,7 @@ fn sequences_below_at_and_above_each_chunk() {
     for key_dim in [64, 128] {
         let lengths = &[1, 15, 16, 17, 31, 0, 32, 33, 48, 63, 65];
         let shape = Sizes { lengths, key_heads: 2, key_dim, value_heads: 2, value_dim: 32 };
-        for state_layout in layouts() {
-            let params = GatedDeltaRule { state_layout, form: Form::Chunked, ..GatedDeltaRule::new(key_dim) };
-            Case::new(shape, Decay::Usual, params).rounded(FloatType::F16).check_gpu();
-        }
+        Case::new(shape, Decay::Usual, rule(Form::Chunked, key_dim)).rounded(FloatType::F16).check_gpu();
     }
 }
 
@@ -199,16 +172,14 @@ fn sequences_below_at_and_above_each_chunk() {
 fn many_chunks_one_after_the_other() {
     let shape = Sizes { lengths: &[700], key_heads: 1, key_dim: 128, value_heads: 1, value_dim: 32 };
     for decay in [Decay::None, Decay::Usual] {
-        let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(128) };
-        Case::new(shape, decay, params).rounded(FloatType::F16).check_gpu();
+        Case::new(shape, decay, rule(Form::Chunked, 128)).rounded(FloatType::F16).check_gpu();
     }
 }
 
 #[test]
 fn wrong_offsets_leave_a_sequence_of_chunks_out() {
     let shape = Sizes { lengths: &[40, 20], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
-    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
-    let right = Case::new(shape, Decay::Usual, params).rounded(FloatType::F16);
+    let right = Case::new(shape, Decay::Usual, rule(Form::Chunked, 64)).rounded(FloatType::F16);
     let on = |case: &Case| {
         let (y, state) = case.on(&gpu()).run().unwrap();
         (values(&y.to_device(&device()).unwrap()), values(&state.to_device(&device()).unwrap()))
@@ -243,11 +214,8 @@ fn the_values_of_the_rounded_reference_are_the_references() {
 #[test]
 fn a_pool_of_states_gives_the_same_bits() {
     for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
-        for state_layout in layouts() {
-            let params = GatedDeltaRule { form, state_layout, ..GatedDeltaRule::new(shape.key_dim) };
-            for dtype in FLOATS {
-                Case::new(shape, Decay::Usual, params).rounded(dtype).check_pool(&gpu());
-            }
+        for dtype in FLOATS {
+            Case::new(shape, Decay::Usual, rule(form, shape.key_dim)).rounded(dtype).check_pool(&gpu());
         }
     }
 }
@@ -256,8 +224,7 @@ fn a_pool_of_states_gives_the_same_bits() {
 #[test]
 fn a_wrong_slot_leaves_a_sequence_out() {
     for (shape, form) in [(Sizes { lengths: &[6, 4], ..RAGGED }, Form::Recurrent), (CHUNKS, Form::Chunked)] {
-        let params = GatedDeltaRule { form, ..GatedDeltaRule::new(shape.key_dim) };
-        let right = Case::new(shape, Decay::Usual, params).rounded(FloatType::F16);
+        let right = Case::new(shape, Decay::Usual, rule(form, shape.key_dim)).rounded(FloatType::F16);
         let rows = right.state.dim(0) as u32;
         let on = |last: u32| {
             let slots: Vec<u32> = (0..rows - 1).chain([last]).collect();
@@ -307,14 +274,6 @@ fn a_step_in_a_pool_is_the_same_alone_and_among_many() {
 }
 
 #[test]
-fn mlx_native_conventions() {
-    let shape = Sizes { lengths: &[5, 0, 34], key_heads: 2, key_dim: 64, value_heads: 6, value_dim: 48 };
-    for decay in [Decay::None, Decay::Usual, Decay::Strong] {
-        Case::new(shape, decay, GatedDeltaRule::mlx_native()).check_gpu();
-    }
-}
-
-#[test]
 fn wrong_offsets_leave_a_sequence_out() {
     let shape = Sizes { lengths: &[6, 4], key_heads: 1, key_dim: 8, value_heads: 1, value_dim: 8 };
     let right = Case::new(shape, Decay::Usual, GatedDeltaRule::new(8));
@@ -359,9 +318,8 @@ fn nan_stays_in_its_column() {
 /// In chunks it may reach the tokens that share a tile's sixteen with it.
 #[test]
 fn nan_reaches_no_token_before_its_sixteen() {
-    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
     let shape = Sizes { lengths: &[70, 66], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
-    let right = Case::new(shape, Decay::Usual, params);
+    let right = Case::new(shape, Decay::Usual, rule(Form::Chunked, 64));
     for (token, dtype) in [20, 69].into_iter().flat_map(|token| HALVES.map(|dtype| (token, dtype))) {
         let mut case = right.clone();
         case.k.as_mut_slice::<f32>().unwrap()[token * 64 + 5] = f32::NAN;
@@ -397,19 +355,14 @@ fn refusals_name_the_device() {
 }
 
 #[test]
-fn a_decay_per_channel_in_every_convention() {
-    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
-        for state_layout in layouts() {
-            for (rule, sign) in [(Rule::Delta, DecaySign::LogDecay), (Rule::Additive, DecaySign::Rate)] {
-                let plain = GatedDeltaRule::mlx_native();
-                let params = GatedDeltaRule { rule, head_map, state_layout, sign, ..plain };
-                for shape in [RAGGED, STEP] {
-                    Case::new(shape, Decay::Usual, params).with_channel_decays(Decay::Usual).check_gpu();
-                }
-            }
+fn a_decay_per_channel_for_both_rules_and_maps_of_heads() {
+    for (head_map, shape) in [(HeadMap::Grouped, STEP), (HeadMap::Tiled, RAGGED)] {
+        for rule in [Rule::Delta, Rule::Additive] {
+            let params = GatedDeltaRule { rule, head_map, ..GatedDeltaRule::new(shape.key_dim) };
+            Case::new(shape, Decay::Usual, params).with_channel_decays(Decay::Usual).check_gpu();
         }
     }
-    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
+    let params = rule(Form::Chunked, 64);
     for (dtype, decay) in FLOATS.into_iter().zip([Decay::None, Decay::Usual, Decay::Strong]) {
         let case = Case::new(CHUNKS, Decay::Usual, params).with_channel_decays(decay).rounded(dtype);
         case.check_gpu();
@@ -421,7 +374,7 @@ fn a_decay_per_channel_in_every_convention() {
 fn computes_the_gates_of_channels_where_asked() {
     for (dtype, decay) in FLOATS.into_iter().flat_map(|dtype| CHANNEL_DECAYS.map(|decay| (dtype, decay))) {
         for shape in [RAGGED, STEP] {
-            let params = GatedDeltaRule { qk_norm: Some(norms()[0]), ..GatedDeltaRule::new(shape.key_dim) };
+            let params = GatedDeltaRule { qk_norm: QK_NORM, ..GatedDeltaRule::new(shape.key_dim) };
             let case = Case::new(shape, Decay::Usual, params).with_channel_gates(decay);
             case.with_keys_times(2.5).rounded(dtype).check_gpu();
         }

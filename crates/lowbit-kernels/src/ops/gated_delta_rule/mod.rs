@@ -17,10 +17,14 @@
 //! | `v` | `[T, Hv, Dv]`, `Hv` a multiple of `Hk` | |
 //! | `log_decay` | `[T, Hv]`, or `[T, Hv, Dk]`: a decay per channel; or made of others: see [`DeltaGates`] | f32 |
 //! | `beta` | `[T, Hv]`, or made of others | f32 |
-//! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, or a pool of them, updated | f32 |
+//! | `state` | `[S, Hv, Dk, Dv]`, or a pool of them, updated | f32 |
 //! | `slots` | `[S]`: sequence `s` has state `slots[s]` of the pool; see [`GatedDeltaInputs::slots`] | u32 |
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, Hv, Dv]` | as `q` |
+//!
+//! Operands of peers are converted by their callers: MLX, ggml and mlx-native keep the transposed
+//! state, `[Dv, Dk]`; MLX takes the decay itself, whose logarithm is wanted here, and mlx-native
+//! `-log_decay`.
 //!
 //! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses
 //! between one token after another and chunks of tokens as matrix products; they agree within
@@ -57,7 +61,7 @@ mod tests;
 
 pub use gradient::{GatedDeltaRuleGradient, GatesGradient, gated_delta_rule_backward};
 
-use super::{ChannelDecay, Check, L2Norm, StepLimits, channel_gates, delta_gates, l2_norm, step_gates};
+use super::{ChannelDecay, Check, StepLimits, channel_gates, delta_gates, l2_norm, step_gates};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -91,7 +95,7 @@ impl GatedDeltaInputs<'_> {
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum DeltaGates<'a> {
-    /// They are there. The sign of `log_decay` is [`GatedDeltaRule::sign`].
+    /// They are there: `log_decay <= 0`.
     Computed { log_decay: &'a Tensor, beta: &'a Tensor },
     /// The op computes them, as [`delta_gates()`](super::delta_gates()) does of the same operands.
     Raw { a: &'a Tensor, b: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor },
@@ -122,8 +126,8 @@ impl DeltaGates<'_> {
         }
     }
 
-    /// Checks the operands of a call with these `v`, size of keys and `sign`.
-    fn check(&self, v: &Tensor, key_dim: usize, sign: DecaySign) -> Result<(), KernelError> {
+    /// Checks the operands of a call with these `v` and size of keys.
+    fn check(&self, v: &Tensor, key_dim: usize) -> Result<(), KernelError> {
         let (op, want) = (CHECK, &v.shape()[..2]);
         let channels = [want[0], want[1], key_dim];
         let shaped = |name, x: &Tensor, want: &[usize]| {
@@ -152,30 +156,24 @@ impl DeltaGates<'_> {
                 delta_gates::check_channels(op, [a, b], [a_log, dt_bias], decay)?;
             }
         }
-        if !matches!(self, Self::Computed { .. }) && sign != DecaySign::LogDecay {
-            return Err(op.value("sign", format!("{sign:?}"), "raw gates give LogDecay"));
-        }
         Ok(())
     }
 }
 
-/// The conventions in which peers differ.
+/// The options of the rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDeltaRule {
     /// The term that a token adds to the state.
     pub rule: Rule,
-    /// The l2 norm that `q` and `k` get first, each head alone; `None` where the caller has done
-    /// so. The same as [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only
-    /// in chunks on a GPU. Source: flash-linear-attention's `use_qk_l2norm_in_kernel`.
-    pub qk_norm: Option<L2Norm>,
+    /// The epsilon of the l2 norm that `q` and `k` get first, each head alone; `None` where the
+    /// caller has done so. The same as [`l2_norm()`](super::l2_norm()) beforehand, but rounded to
+    /// their dtype only in chunks on a GPU. Source: flash-linear-attention's
+    /// `use_qk_l2norm_in_kernel`.
+    pub qk_norm: Option<f32>,
     /// Multiplies `q`, normalised or not: `1 / sqrt(Dk)`, or 1 where the caller has done so.
     pub scale: f32,
     /// The key head that a value head reads.
     pub head_map: HeadMap,
-    /// The order of the state's dimensions.
-    pub state_layout: StateLayout,
-    /// The sign of `log_decay`: [`DecaySign::LogDecay`] where the op computes it.
-    pub sign: DecaySign,
     /// The way to compute it.
     pub form: Form,
     /// True if a CPU computes in f32 even where it could round operands of products with the state
@@ -202,24 +200,6 @@ pub enum HeadMap {
     Tiled,
 }
 
-/// The order of the state's dimensions within a head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StateLayout {
-    /// `[Dk, Dv]`: transformers, flash-linear-attention.
-    KeyValue,
-    /// `[Dv, Dk]`: MLX, ggml, mlx-native.
-    ValueKey,
-}
-
-/// The convention of decay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DecaySign {
-    /// `log_decay <= 0`; the state is multiplied by `exp(log_decay)`.
-    LogDecay,
-    /// A rate `g >= 0`; the state is multiplied by `exp(-g)`.
-    Rate,
-}
-
 /// The algorithm of the recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
@@ -232,52 +212,27 @@ pub enum Form {
 }
 
 impl GatedDeltaRule {
-    /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, state `[Dk, Dv]`,
-    /// log decay, and `1 / sqrt(Dk)` applied here; `q` and `k` normalised already.
+    /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, and `1 / sqrt(Dk)`
+    /// applied here; `q` and `k` normalised already.
     pub fn new(key_head_dim: usize) -> Self {
         Self {
             rule: Rule::Delta,
             qk_norm: None,
             scale: (key_head_dim as f32).sqrt().recip(),
             head_map: HeadMap::Grouped,
-            state_layout: StateLayout::KeyValue,
-            sign: DecaySign::LogDecay,
             form: Form::Auto,
             exact: false,
         }
     }
 
-    /// The conventions of mlx-native 0.7: `g = -log_decay >= 0`, `q` scaled already, `Dk` innermost
-    /// in the state, tiled heads.
-    pub fn mlx_native() -> Self {
-        Self {
-            rule: Rule::Delta,
-            qk_norm: None,
-            scale: 1.0,
-            head_map: HeadMap::Tiled,
-            state_layout: StateLayout::ValueKey,
-            sign: DecaySign::Rate,
-            form: Form::Auto,
-            exact: false,
-        }
-    }
-
-    /// Mamba-2's conventions: nothing is corrected, grouped heads, `q` as it is, state `[Dk, Dv]`.
+    /// Mamba-2's conventions: nothing is corrected, grouped heads, `q` as it is.
     pub fn additive() -> Self {
         Self { rule: Rule::Additive, scale: 1.0, ..Self::new(1) }
     }
 
     /// `q` or `k` as the rule multiplies it.
     fn normalised(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        self.qk_norm.map_or_else(|| Ok(x.clone()), |norm| l2_norm(x, &norm))
-    }
-
-    /// The factor of `log_decay` that makes it non-positive.
-    pub(crate) fn decay_factor(&self) -> f32 {
-        match self.sign {
-            DecaySign::LogDecay => 1.0,
-            DecaySign::Rate => -1.0,
-        }
+        self.qk_norm.map_or_else(|| Ok(x.clone()), |eps| l2_norm(x, eps))
     }
 }
 
@@ -326,7 +281,7 @@ pub fn gated_delta_rule(
             let (mut log_decay, beta) = inputs.gates.computed()?;
             let per_channel = inputs.gates.per_channel();
             if per_channel {
-                cpu::exponentiate(&cpu, log_decay.as_mut_slice()?, dims, params);
+                cpu::exponentiate(&cpu, log_decay.as_mut_slice()?, dims);
             }
             let mut y = Tensor::empty(v.shape(), DType::F32, v.device());
             let problem = cpu::Problem {
@@ -359,18 +314,14 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
         let want = format!("its heads are to be a multiple of the key heads of q {:?}", q.shape());
         return Err(op.shape_error("v", v, want));
     }
-    params.qk_norm.map_or(Ok(()), |norm| op.eps(norm.eps))?;
+    params.qk_norm.map_or(Ok(()), |eps| op.eps(eps))?;
     op.float("q", q)?;
     op.dtype("k", k, q.dtype())?;
     op.dtype("v", v, q.dtype())?;
-    gates.check(v, key_dim, params.sign)?;
-    let [states, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
-    let want = match params.state_layout {
-        StateLayout::KeyValue => [states, value_heads, key_dim, value_dim],
-        StateLayout::ValueKey => [states, value_heads, value_dim, key_dim],
-    };
-    let why = || format!("{:?} with q {:?} and v {:?}", params.state_layout, q.shape(), v.shape());
-    op.shape("state", state, &want, why)?;
+    gates.check(v, key_dim)?;
+    let [states, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv]")?;
+    let why = || format!("q {:?} and v {:?}", q.shape(), v.shape());
+    op.shape("state", state, &[states, value_heads, key_dim, value_dim], why)?;
     op.dtype("state", state, DType::F32)?;
     op.offsets(cu_seqlens, state, slots)?;
     let others = [("k", k), ("v", v), ("cu_seqlens", cu_seqlens), ("state", state)];

@@ -1,18 +1,12 @@
-use super::{Form, StateLayout};
+use super::Form;
 
-/// Tokens of a sequence from which chunks are faster, measured at `Dk = Dv = 128`. Chunks want `Dv`
-/// innermost: the other layout is transposed and back, which only longer sequences pay for.
-fn crossover(layout: StateLayout) -> usize {
-    match layout {
-        StateLayout::KeyValue => 6,
-        StateLayout::ValueKey => 16,
-    }
-}
+/// Tokens of a sequence from which chunks are faster, measured at `Dk = Dv = 128`.
+const CROSSOVER: usize = 6;
 
 /// The form for a sequence of `tokens` tokens.
-pub(super) fn form(asked: Form, layout: StateLayout, tokens: usize) -> Form {
+pub(super) fn form(asked: Form, tokens: usize) -> Form {
     match asked {
-        Form::Auto if tokens >= crossover(layout) => Form::Chunked,
+        Form::Auto if tokens >= CROSSOVER => Form::Chunked,
         Form::Auto => Form::Recurrent,
         chosen => chosen,
     }
@@ -46,18 +40,15 @@ pub(super) fn gpu_lanes(key_dim: usize, columns: usize, plane: usize) -> usize {
 
 #[test]
 fn chunks_from_the_crossover_unless_asked_otherwise() {
-    use StateLayout::{KeyValue, ValueKey};
-    for (asked, layout, tokens, want) in [
-        (Form::Auto, KeyValue, 1, Form::Recurrent),
-        (Form::Auto, KeyValue, 5, Form::Recurrent),
-        (Form::Auto, KeyValue, 6, Form::Chunked),
-        (Form::Auto, ValueKey, 15, Form::Recurrent),
-        (Form::Auto, ValueKey, 16, Form::Chunked),
-        (Form::Auto, KeyValue, 4096, Form::Chunked),
-        (Form::Recurrent, KeyValue, 4096, Form::Recurrent),
-        (Form::Chunked, ValueKey, 1, Form::Chunked),
+    for (asked, tokens, want) in [
+        (Form::Auto, 1, Form::Recurrent),
+        (Form::Auto, CROSSOVER - 1, Form::Recurrent),
+        (Form::Auto, CROSSOVER, Form::Chunked),
+        (Form::Auto, 4096, Form::Chunked),
+        (Form::Recurrent, 4096, Form::Recurrent),
+        (Form::Chunked, 1, Form::Chunked),
     ] {
-        assert_eq!(form(asked, layout, tokens), want, "{asked:?} {layout:?} {tokens}");
+        assert_eq!(form(asked, tokens), want, "{asked:?} {tokens}");
     }
 }
 

@@ -22,7 +22,7 @@
 //! Without a correction, `M^T|k|` is not in `eps`, and `rho` is 1. With a decay per channel,
 //! `decay e_j` is the largest decay times e_j, and what the decays' errors add is a vector.
 
-use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule, StateLayout};
+use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, Rule};
 use crate::gamma::gamma;
 use crate::ops::{ChannelDecay, delta_gates, l2_norm};
 use crate::{KernelError, Tensor};
@@ -74,10 +74,7 @@ pub(crate) fn gated_delta_rule(
     for (sequence, tokens) in inputs.cu_seqlens.as_slice::<u32>()?.windows(2).enumerate() {
         for &(head, j) in &columns {
             let first = (sequence * value_heads + head) * key_dim * value_dim;
-            let place = |i: usize| match params.state_layout {
-                StateLayout::KeyValue => first + i * value_dim + j,
-                StateLayout::ValueKey => first + j * key_dim + i,
-            };
+            let place = |i: usize| first + i * value_dim + j;
             let state = (0..key_dim).map(|i| last.values[place(i)]);
             let mut column = Column::new(state, chunk, params.rule);
             for t in tokens[0] as usize..tokens[1] as usize {
@@ -86,7 +83,7 @@ pub(crate) fn gated_delta_rule(
                 let key = key..key + key_dim;
                 let decays = (0..key_dim).map(|i| {
                     let at = if inputs.gates.per_channel() { gate * key_dim + i } else { gate };
-                    ((f64::from(params.decay_factor()) * log_decay.values[at]).exp(), log_decay.bounds[at])
+                    (log_decay.values[at].exp(), log_decay.bounds[at])
                 });
                 let decays: Vec<_> = decays.collect();
                 let beta = (beta.values[gate], beta.bounds[gate]);
@@ -101,10 +98,10 @@ pub(crate) fn gated_delta_rule(
 
 /// q or k as the rule multiplies it.
 fn normalised(x: &Tensor, params: &GatedDeltaRule) -> Result<Bounded, KernelError> {
-    let Some(norm) = params.qk_norm else {
+    let Some(eps) = params.qk_norm else {
         return exact(x);
     };
-    let values = l2_norm::reference::l2_norm(x.cast(DType::F32)?.as_slice()?, x.dim(-1), &norm);
+    let values = l2_norm::reference::l2_norm(x.cast(DType::F32)?.as_slice()?, x.dim(-1), eps);
     let error = gamma(l2_norm::reference::roundings(x.dim(-1)));
     Ok(Bounded { bounds: values.iter().map(|x| error * x.abs()).collect(), values })
 }

@@ -21,7 +21,7 @@
 //! `sum over j of D[last][j] |k[j]| (|error of delta[j]| + (r + 4 chunk u) |delta[j]|) + chunk u |S|`.
 
 use super::reference::{Bounded, TINY, U, dot, dot_magnitudes, wide};
-use super::{Dims, GatedDeltaInputs, GatedDeltaRule, Rule, StateLayout};
+use super::{Dims, GatedDeltaInputs, GatedDeltaRule, Rule};
 use crate::{KernelError, Tensor};
 use lowbit_formats::FloatType;
 
@@ -235,7 +235,7 @@ pub(crate) fn gated_delta_rule(
             let gate = |t: usize| t * value_heads + head;
             let tokens: Vec<usize> = (tokens[0] as usize..tokens[1] as usize).collect();
             let chunks = tokens.chunks(chunk).map(|tokens| {
-                let decay = |&t: &usize| (f64::from(params.decay_factor()) * log_decay[gate(t)]).exp();
+                let decay = |&t: &usize| log_decay[gate(t)].exp();
                 Chunk::new(
                     tokens.iter().map(|&t| &k[key(t)..][..key_dim]).collect(),
                     tokens.iter().map(|&t| &q[key(t)..][..key_dim]).collect(),
@@ -247,10 +247,7 @@ pub(crate) fn gated_delta_rule(
             let chunks: Vec<Chunk> = chunks.collect();
             for j in columns {
                 let first = (sequence * value_heads + head) * key_dim * value_dim;
-                let place = |i: usize| match params.state_layout {
-                    StateLayout::KeyValue => first + i * value_dim + j,
-                    StateLayout::ValueKey => first + j * key_dim + i,
-                };
+                let place = |i: usize| first + i * value_dim + j;
                 let mut s: Vec<f64> = (0..key_dim).map(|i| last.values[place(i)]).collect();
                 let mut error = 0.0;
                 for (chunk, tokens) in chunks.iter().zip(tokens.chunks(chunk)) {

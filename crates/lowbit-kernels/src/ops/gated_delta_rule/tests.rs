@@ -9,10 +9,9 @@ pub(super) use without_correction::additive;
 
 use super::reference::{Bounded, gated_delta_rule as reference};
 use super::*;
-use crate::ops::L2NormConvention;
 use crate::ops::testing::{FLOATS, devices, moved, rounding, values};
 use lowbit_formats::FloatType;
-use numcheck::{Random, assert_within};
+use numcheck::{Random, assert_bits, assert_within};
 
 /// Operands of one call, on one device.
 #[derive(Clone)]
@@ -60,6 +59,18 @@ pub(super) enum Decay {
     Strong,
 }
 
+impl Decay {
+    /// Its logarithm for one token.
+    fn draw(self, random: &mut Random) -> f32 {
+        match self {
+            Self::None => 0.0,
+            Self::Usual => (random.uniform() - 1.0) * 0.2,
+            Self::Strong if random.below(5) == 0 => -200.0,
+            Self::Strong => (random.uniform() - 1.0) * 30.0,
+        }
+    }
+}
+
 /// Limits that cut some steps.
 const LIMITS: StepLimits = StepLimits { least: 0.05, most: 2.0 };
 
@@ -88,15 +99,7 @@ impl Case {
             &device,
         );
         let gates = tokens * value_heads;
-        let sign = params.decay_factor();
-        let log_decay: Vec<f32> = (0..gates)
-            .map(|_| match decay {
-                Decay::None => 0.0,
-                Decay::Usual => sign * (random.uniform() - 1.0) * 0.2,
-                Decay::Strong if random.below(5) == 0 => sign * -200.0,
-                Decay::Strong => sign * (random.uniform() - 1.0) * 30.0,
-            })
-            .collect();
+        let log_decay: Vec<f32> = (0..gates).map(|_| decay.draw(&mut random)).collect();
         let beta: Vec<f32> = (0..gates)
             .map(|_| match random.below(6) {
                 0 => 0.0,
@@ -104,17 +107,10 @@ impl Case {
                 _ => random.uniform() * 0.5 + 0.5,
             })
             .collect();
-        let inner = match params.state_layout {
-            StateLayout::KeyValue => [key_dim, value_dim],
-            StateLayout::ValueKey => [value_dim, key_dim],
-        };
-        let state_shape = [shape.lengths.len(), value_heads, inner[0], inner[1]];
+        let state_shape = [shape.lengths.len(), value_heads, key_dim, value_dim];
         let state = random.normal(state_shape.iter().product(), 0.5);
         let mut offsets = vec![0u32];
-        offsets.extend(shape.lengths.iter().scan(0, |end, &n| {
-            *end += n as u32;
-            Some(*end)
-        }));
+        shape.lengths.iter().for_each(|&n| offsets.push(offsets[offsets.len() - 1] + n as u32));
         Self {
             q,
             k,
@@ -265,17 +261,56 @@ fn forms() -> [Form; 2] {
     [Form::Recurrent, Form::Chunked]
 }
 
+/// The usual rule for keys of this size.
+pub(super) fn rule(form: Form, key_dim: usize) -> GatedDeltaRule {
+    GatedDeltaRule { form, ..GatedDeltaRule::new(key_dim) }
+}
+
+/// The usual case of ragged sequences.
+fn ragged(form: Form) -> Case {
+    Case::new(RAGGED, Decay::Usual, rule(form, RAGGED.key_dim))
+}
+
+impl Bounded {
+    /// True if `got` is further away than the bounds allow.
+    pub(super) fn rejects(&self, got: &[f32]) -> bool {
+        let off = |((&got, want), bound): ((&f32, &f64), &f64)| (f64::from(got) - want).abs() > *bound;
+        got.iter().zip(&self.values).zip(&self.bounds).any(off)
+    }
+}
+
+/// Checks that with NaN in `x` from token `first` on, y is NaN from there on, and the same bits
+/// before.
+pub(super) fn check_nan<const N: usize>(
+    case: &Case,
+    first: usize,
+    x: impl Fn(&mut Case) -> [&mut Tensor; N],
+    run: impl Fn(&Case) -> Vec<f32>,
+) {
+    let tokens = case.q.dim(0);
+    let mut poisoned = case.clone();
+    for x in x(&mut poisoned) {
+        let row = x.len() / tokens;
+        x.as_mut_slice::<f32>().unwrap()[first * row..].fill(f32::NAN);
+    }
+    let [want, got] = [case, &poisoned].map(run);
+    let (before, after) = got.split_at(first * want.len() / tokens);
+    assert_bits(&format!("{:?} before {first}", case.params.form), before, &want[..before.len()]);
+    assert!(after.iter().all(|x| x.is_nan()), "{:?} from {first}", case.params.form);
+}
+
+/// Forms, and the token of a case of [`NAN`]'s sizes from which on its operands are NaN.
+const NANS: [(Form, usize); 4] =
+    [(Form::Recurrent, 20), (Form::Chunked, 20), (Form::Chunked, 9), (Form::Chunked, 3)];
+pub(super) const NAN: Sizes =
+    Sizes { lengths: &[37], key_heads: 1, key_dim: 16, value_heads: 2, value_dim: 16 };
+
 #[test]
-fn agrees_with_the_reference_in_every_convention() {
+fn agrees_with_the_reference_for_both_maps_of_heads() {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
-        for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
-            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
-                for form in forms() {
-                    let rule = GatedDeltaRule::mlx_native();
-                    let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form, ..rule };
-                    Case::new(RAGGED, Decay::Usual, params).check();
-                }
-            }
+        for form in forms() {
+            let params = GatedDeltaRule { scale: 0.3, head_map, ..rule(form, RAGGED.key_dim) };
+            Case::new(RAGGED, Decay::Usual, params).check();
         }
     }
 }
@@ -284,20 +319,14 @@ fn agrees_with_the_reference_in_every_convention() {
 fn head_sizes_below_at_and_above_each_tile() {
     for (key_dim, value_dim) in [(1, 1), (16, 64), (7, 8), (33, 15), (64, 129), (24, 80), (128, 40)] {
         let shape = Sizes { lengths: &[2, 67], key_heads: 1, key_dim, value_heads: 2, value_dim };
-        for form in forms() {
-            for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
-                let params = GatedDeltaRule { state_layout, form, ..GatedDeltaRule::new(key_dim) };
-                Case::new(shape, Decay::Usual, params).check();
-            }
-        }
+        forms().iter().for_each(|&form| Case::new(shape, Decay::Usual, rule(form, key_dim)).check());
     }
 }
 
 #[test]
 fn lengths_from_which_the_state_is_copied() {
     let shape = Sizes { lengths: &[127, 128, 145], key_heads: 2, key_dim: 16, value_heads: 4, value_dim: 48 };
-    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(16) };
-    Case::new(shape, Decay::Usual, params).check();
+    Case::new(shape, Decay::Usual, rule(Form::Chunked, 16)).check();
 }
 
 #[test]
@@ -305,24 +334,17 @@ fn lengths_below_at_and_above_a_chunk() {
     let lengths = [63, 64, 65, 129, 1, 15, 16, 17, 31, 32, 33];
     let shape = Sizes { lengths: &lengths, key_heads: 1, key_dim: 12, value_heads: 3, value_dim: 20 };
     for form in [Form::Auto, Form::Recurrent, Form::Chunked] {
-        Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(12) }).check();
+        Case::new(shape, Decay::Usual, rule(form, 12)).check();
     }
 }
 
 #[test]
 fn no_decay_and_decay_to_nothing() {
-    for decay in [Decay::None, Decay::Strong] {
-        for form in forms() {
-            Case::new(RAGGED, decay, GatedDeltaRule { form, ..GatedDeltaRule::new(19) }).check();
-            Case::new(RAGGED, decay, GatedDeltaRule { form, ..GatedDeltaRule::mlx_native() }).check();
-        }
-    }
-}
-
-#[test]
-fn infinite_decay_forgets() {
     for form in forms() {
-        let mut case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(19) });
+        for decay in [Decay::None, Decay::Strong] {
+            Case::new(RAGGED, decay, rule(form, RAGGED.key_dim)).check();
+        }
+        let mut case = ragged(form);
         case.log_decay.as_mut_slice::<f32>().unwrap()[..60].fill(f32::NEG_INFINITY);
         case.check();
     }
@@ -330,20 +352,15 @@ fn infinite_decay_forgets() {
 
 #[test]
 fn a_nan_reaches_no_token_before_its_own() {
-    let shape = Sizes { lengths: &[37], key_heads: 1, key_dim: 16, value_heads: 2, value_dim: 16 };
-    for (form, first) in [(Form::Recurrent, 20), (Form::Chunked, 20), (Form::Chunked, 9), (Form::Chunked, 3)]
-    {
-        let case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(16) });
-        let mut poisoned = case.clone();
-        let Case { q, k, v, beta, .. } = &mut poisoned;
-        for (x, row) in [(q, 16), (k, 16), (v, 32), (beta, 2)] {
-            x.as_mut_slice::<f32>().unwrap()[first * row..].fill(f32::NAN);
-        }
+    for (form, first) in NANS {
+        let case = Case::new(NAN, Decay::Usual, rule(form, NAN.key_dim));
         for device in devices() {
-            let [want, got] = [&case, &poisoned].map(|case| values(&case.on(&device).run().unwrap().0));
-            let got_bits = got[..first * 32].iter().map(|x| x.to_bits());
-            assert!(got_bits.eq(want[..first * 32].iter().map(|x| x.to_bits())), "{form:?} from {first}");
-            assert!(got[first * 32..].iter().all(|x| x.is_nan()), "{form:?} from {first}");
+            check_nan(
+                &case,
+                first,
+                |case| [&mut case.q, &mut case.k, &mut case.v, &mut case.beta],
+                |case| values(&case.on(&device).run().unwrap().0),
+            );
         }
     }
 }
@@ -353,45 +370,22 @@ fn keys_that_are_not_normalised() {
     // |1 - beta |k|^2| reaches 3: the state grows, and so do error and bound.
     let shape = Sizes { lengths: &[9, 17], key_heads: 3, key_dim: 18, value_heads: 3, value_dim: 21 };
     for form in forms() {
-        let case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
-        case.with_keys_times(2.0).check();
+        Case::new(shape, Decay::Usual, rule(form, 18)).with_keys_times(2.0).check();
     }
 }
 
-/// Normalisations of q and k, with an eps that shows.
-pub(super) fn norms() -> [L2Norm; 3] {
-    [L2NormConvention::Sum, L2NormConvention::Mean, L2NormConvention::Max]
-        .map(|convention| L2Norm { eps: 0.3, convention })
-}
+/// An eps of the norm of q and k that shows.
+pub(super) const QK_NORM: Option<f32> = Some(0.3);
 
 #[test]
-fn normalises_q_and_k_where_asked() {
-    for (norm, dtype) in norms().into_iter().zip(FLOATS) {
-        for form in forms() {
-            let params = GatedDeltaRule { qk_norm: Some(norm), form, ..GatedDeltaRule::new(19) };
-            let case = Case::new(RAGGED, Decay::Usual, params).with_keys_times(2.5).rounded(dtype);
-            case.check();
-        }
-    }
-}
-
-#[test]
-fn computes_the_gates_where_asked() {
+fn activations_of_every_type_with_norm_or_gates_computed_and_without() {
     for dtype in FLOATS {
         for form in forms() {
-            let params = GatedDeltaRule { form, ..GatedDeltaRule::new(19) };
-            Case::new(RAGGED, Decay::Usual, params).with_raw_gates().rounded(dtype).check();
-        }
-    }
-}
-
-#[test]
-fn activations_of_every_type() {
-    for dtype in FLOATS {
-        for form in forms() {
-            Case::new(RAGGED, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(19) })
-                .rounded(dtype)
-                .check();
+            let case = ragged(form);
+            case.clone().rounded(dtype).check();
+            case.clone().with_raw_gates().rounded(dtype).check();
+            let params = GatedDeltaRule { qk_norm: QK_NORM, ..case.params };
+            Case { params, ..case }.with_keys_times(2.5).rounded(dtype).check();
         }
     }
 }
@@ -401,7 +395,7 @@ fn any_split_carries_the_state() {
     let tokens = 70;
     let shape = Sizes { lengths: &[tokens], key_heads: 2, key_dim: 9, value_heads: 4, value_dim: 17 };
     for form in forms() {
-        let whole = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(9) });
+        let whole = Case::new(shape, Decay::Usual, rule(form, 9));
         let (y, state) = whole.reference();
         for split in [0, 1, 2, 31, 63, 64, 65, 69] {
             let part = |start: usize, end: usize, state: &Tensor| {
@@ -413,12 +407,9 @@ fn any_split_carries_the_state() {
                     v: rows(&whole.v),
                     log_decay: rows(&whole.log_decay),
                     beta: rows(&whole.beta),
-                    raw: None,
-                    made: Made::Raw,
                     cu_seqlens: Tensor::new(&offsets, &[2], whole.q.device()).unwrap(),
                     state: state.clone(),
-                    slots: None,
-                    params: whole.params,
+                    ..whole.clone()
                 }
             };
             let (head, between) = part(0, split, &whole.state).run().unwrap();
@@ -432,97 +423,70 @@ fn any_split_carries_the_state() {
 
 #[test]
 fn the_comparison_rejects_a_wrong_head_map() {
-    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
+    let case = ragged(Form::Auto);
     let (y, _) = case.reference();
-    let wrong = GatedDeltaRule { head_map: HeadMap::Tiled, ..case.params };
-    let (got, _) = Case { params: wrong, ..case }.run().unwrap();
-    let got = values(&got);
-    assert!(
-        got.iter()
-            .zip(&y.values)
-            .zip(&y.bounds)
-            .any(|((&got, want), bound)| (f64::from(got) - want).abs() > *bound)
-    );
+    let params = GatedDeltaRule { head_map: HeadMap::Tiled, ..case.params };
+    assert!(y.rejects(&values(&Case { params, ..case }.run().unwrap().0)));
 }
 
 #[test]
 fn refusals_name_both_sides() {
-    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
-    let device = Device::cpu(Some(1)).unwrap();
-    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
-    let refused = |case: Case| case.run().unwrap_err().to_string();
-    assert_eq!(
-        refused(Case { k: zeros(&[79, 2, 20], DType::F32), ..case.clone() }),
-        "gated_delta_rule: k is [79, 2, 20], but q [79, 2, 19] wants [79, 2, 19]"
-    );
-    assert_eq!(
-        refused(Case { v: zeros(&[79, 5, 37], DType::F32), ..case.clone() }),
-        "gated_delta_rule: v is [79, 5, 37], but its heads are to be a multiple of the key heads of q [79, 2, 19]"
-    );
-    assert_eq!(
-        refused(Case { beta: zeros(&[79, 6], DType::BF16), ..case.clone() }),
-        "gated_delta_rule: beta is bf16, but f32 is wanted"
-    );
-    assert_eq!(
-        refused(Case { state: zeros(&[5, 6, 37, 19], DType::F32), ..case.clone() }),
-        "gated_delta_rule: state is [5, 6, 37, 19], but KeyValue with q [79, 2, 19] and v [79, 6, 37] wants \
-         [5, 6, 19, 37]"
-    );
-    assert_eq!(
-        refused(Case { state: zeros(&[5, 6, 19, 37], DType::F16), ..case.clone() }),
-        "gated_delta_rule: state is f16, but f32 is wanted"
-    );
-    assert_eq!(
-        refused(Case { state: zeros(&[4, 6, 19, 37], DType::F32), ..case.clone() }),
-        "gated_delta_rule: cu_seqlens is [6], but state [4, 6, 19, 37] wants [5]"
-    );
-    let norm = L2Norm { eps: f32::NAN, ..norms()[0] };
-    assert_eq!(
-        refused(Case { params: GatedDeltaRule { qk_norm: Some(norm), ..case.params }, ..case.clone() }),
-        "gated_delta_rule: eps is NaN, but a finite number from 0 is wanted"
-    );
-    let raw = case.clone().with_raw_gates();
-    assert_eq!(
-        refused(Case { params: GatedDeltaRule { sign: DecaySign::Rate, ..case.params }, ..raw.clone() }),
-        "gated_delta_rule: sign is Rate, but raw gates give LogDecay"
-    );
-    let of = |a: &[usize], heads: usize| {
-        let [a, b] = [(); 2].map(|()| zeros(a, DType::F16));
-        Some([a, b, zeros(&[6], DType::F32), zeros(&[heads], DType::F32)])
+    let case = ragged(Form::Auto);
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, case.q.device());
+    let of = |shape: &[usize]| zeros(shape, DType::F32);
+    let raw = |a: &[usize], heads: usize| {
+        let raw = Some([zeros(a, DType::F16), zeros(a, DType::F16), of(&[6]), of(&[heads])]);
+        Case { raw, ..case.clone() }
     };
-    assert_eq!(
-        refused(Case { raw: of(&[78, 6], 6), ..case.clone() }),
-        "gated_delta_rule: a is [78, 6], but v [79, 6, 37] wants [79, 6]"
-    );
-    assert_eq!(
-        refused(Case { raw: of(&[79, 6], 5), ..case.clone() }),
-        "gated_delta_rule: dt_bias is [5], but a [79, 6] wants [6]"
-    );
+    let params = GatedDeltaRule { qk_norm: Some(f32::NAN), ..case.params };
+    for (case, want) in [
+        (
+            Case { k: of(&[79, 2, 20]), ..case.clone() },
+            "k is [79, 2, 20], but q [79, 2, 19] wants [79, 2, 19]",
+        ),
+        (
+            Case { v: of(&[79, 5, 37]), ..case.clone() },
+            "v is [79, 5, 37], but its heads are to be a multiple of the key heads of q [79, 2, 19]",
+        ),
+        (Case { beta: zeros(&[79, 6], DType::BF16), ..case.clone() }, "beta is bf16, but f32 is wanted"),
+        (
+            Case { state: of(&[5, 6, 37, 19]), ..case.clone() },
+            "state is [5, 6, 37, 19], but q [79, 2, 19] and v [79, 6, 37] wants [5, 6, 19, 37]",
+        ),
+        (
+            Case { state: zeros(&[5, 6, 19, 37], DType::F16), ..case.clone() },
+            "state is f16, but f32 is wanted",
+        ),
+        (
+            Case { state: of(&[4, 6, 19, 37]), ..case.clone() },
+            "cu_seqlens is [6], but state [4, 6, 19, 37] wants [5]",
+        ),
+        (Case { params, ..case.clone() }, "eps is NaN, but a finite number from 0 is wanted"),
+        (raw(&[78, 6], 6), "a is [78, 6], but v [79, 6, 37] wants [79, 6]"),
+        (raw(&[79, 6], 5), "dt_bias is [5], but a [79, 6] wants [6]"),
+        (
+            Case { q: of(&[79, 0, 19]), k: of(&[79, 0, 19]), ..case.clone() },
+            "q is [79, 0, 19], but at least one key head of one element is wanted",
+        ),
+    ] {
+        assert_eq!(case.run().unwrap_err().to_string(), format!("gated_delta_rule: {want}"));
+    }
     for offsets in
         [[0u32, 3, 3, 73, 74, 78], [0, 3, 2, 73, 74, 79], [1, 3, 3, 73, 74, 79], [0, 3, 80, 73, 74, 79]]
     {
-        let cu_seqlens = Tensor::new(&offsets, &[6], &device).unwrap();
-        assert_eq!(
-            refused(Case { cu_seqlens, ..case.clone() }),
-            format!(
-                "gated_delta_rule: cu_seqlens is {offsets:?}, but it rises from 0 to the number of tokens, 79"
-            )
+        let cu_seqlens = Tensor::new(&offsets, &[6], case.q.device()).unwrap();
+        let want = format!(
+            "gated_delta_rule: cu_seqlens is {offsets:?}, but it rises from 0 to the number of tokens, 79"
         );
+        assert_eq!(Case { cu_seqlens, ..case.clone() }.run().unwrap_err().to_string(), want);
     }
-    let none = Case { q: zeros(&[79, 0, 19], DType::F32), k: zeros(&[79, 0, 19], DType::F32), ..case };
-    assert_eq!(
-        refused(none),
-        "gated_delta_rule: q is [79, 0, 19], but at least one key head of one element is wanted"
-    );
 }
 
 #[test]
 fn a_pool_of_states_gives_the_same_bits() {
     for form in forms() {
-        let params = GatedDeltaRule { form, ..GatedDeltaRule::new(19) };
-        for case in
-            [RAGGED, Sizes { lengths: &[1; 5], ..RAGGED }].map(|shape| Case::new(shape, Decay::Usual, params))
-        {
+        for shape in [RAGGED, Sizes { lengths: &[1; 5], ..RAGGED }] {
+            let case = Case::new(shape, Decay::Usual, rule(form, RAGGED.key_dim));
             devices().iter().for_each(|device| case.check_pool(device));
         }
     }
@@ -552,24 +516,18 @@ fn sequences_that_share_a_slot_start_alike() {
 
 #[test]
 fn refusals_of_slots_name_both_sides() {
-    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
-    let device = Device::cpu(Some(1)).unwrap();
+    let case = ragged(Form::Auto);
+    let device = case.q.device();
+    let ids = |ids: &[u32]| Tensor::new(ids, &[ids.len()], device).unwrap();
     let with = |slots: Tensor| Case { slots: Some(slots), ..case.clone() };
-    let ids = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
-    let refused = |slots| with(slots).run().unwrap_err().to_string();
-    assert_eq!(
-        refused(ids(&[0, 1, 2, 3, 5])),
-        "gated_delta_rule: slots[4] is 5, but there are 5 rows to choose from"
-    );
-    assert_eq!(refused(ids(&[0, 1, 2, 3])), "gated_delta_rule: cu_seqlens is [6], but slots [4] wants [5]");
-    assert_eq!(
-        refused(Tensor::zeros(&[5], DType::F32, &device)),
-        "gated_delta_rule: slots is f32, but u32 is wanted"
-    );
-    assert_eq!(
-        refused(ids(&[0; 5]).reshape(&[5, 1]).unwrap()),
-        "gated_delta_rule: slots is [5, 1], but [S] is wanted"
-    );
+    for (slots, want) in [
+        (ids(&[0, 1, 2, 3, 5]), "slots[4] is 5, but there are 5 rows to choose from"),
+        (ids(&[0, 1, 2, 3]), "cu_seqlens is [6], but slots [4] wants [5]"),
+        (Tensor::zeros(&[5], DType::F32, device), "slots is f32, but u32 is wanted"),
+        (ids(&[0; 5]).reshape(&[5, 1]).unwrap(), "slots is [5, 1], but [S] is wanted"),
+    ] {
+        assert_eq!(with(slots).run().unwrap_err().to_string(), format!("gated_delta_rule: {want}"));
+    }
     let pooled = with(ids(&[0, 1, 2, 3, 4]));
     let gradient = gated_delta_rule_backward(&pooled.inputs(), &pooled.state, &pooled.params, &pooled.v);
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Benchmark cases of `l2_norm`, with the sizes of real models.
 
-use super::{L2Norm, L2NormConvention, l2_norm, reference};
+use super::{l2_norm, reference};
 use crate::gamma::gamma;
 use crate::{
     bench::{Arithmetic, Case, Cases, Expected, Prepared},
@@ -9,6 +9,8 @@ use crate::{
 use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
+
+const EPS: f32 = 1e-6;
 
 /// The keys of Qwen3.5-9B's gated delta net, for one token and for a prompt.
 fn cases() -> Vec<Case> {
@@ -28,12 +30,11 @@ fn case(m: usize, d: usize) -> Case {
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;
-            let params = L2Norm { eps: 1e-6, convention: L2NormConvention::Sum };
             let x = activations(&[m, d], dtype, 1, &host)?;
-            let want = reference::l2_norm(x.cast(DType::F32)?.as_slice()?, d, &params);
+            let want = reference::l2_norm(x.cast(DType::F32)?.as_slice()?, d, EPS);
             let expected = Expected::all(&want, dtype, |i| gamma(reference::roundings(d)) * want[i].abs());
             let x = x.to_device(device)?;
-            Ok(Prepared::warm(move || l2_norm(&x, &params), expected))
+            Ok(Prepared::warm(move || l2_norm(&x, EPS), expected))
         }),
     }
 }

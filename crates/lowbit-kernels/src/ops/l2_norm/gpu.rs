@@ -1,4 +1,4 @@
-//! Rows scaled to length one on a GPU: `y = x / |x|`, with an epsilon as the convention says.
+//! Rows scaled to length one on a GPU.
 //!
 //! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's
 //! squares, then scales the row. The gated delta rule's own kernels use [`inverse_length`] too, so
@@ -6,7 +6,6 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::L2NormConvention;
 use crate::gpu::Gpu;
 use crate::gpu::compile::Target;
 use crate::gpu::float::{pack, unpack, with_storage};
@@ -25,7 +24,6 @@ pub(crate) struct NormConfig {
     rows: Rows,
     /// Of x and y.
     dtype: FloatType,
-    convention: L2NormConvention,
 }
 
 /// `eps` is the bits of an f32.
@@ -46,8 +44,7 @@ fn l2_norm<X: Int, V: Size>(
     let mut values = Array::<f32>::new(vector);
     let preloaded = rows::preload::<X, V>(x, first, end, config.rows);
     let sum = rows::sum_of_squares::<X, V>(preloaded, x, first, end, config.dtype, config.rows);
-    let width = f32::cast_from((vectors * vector) as u32);
-    let scale = inverse_length(sum, width, f32::reinterpret(eps), config.convention);
+    let scale = inverse_length(sum, f32::reinterpret(eps));
     let mut i = rows::lane_in_row(config.rows);
     while i < end {
         let x = rows::preloaded_or_load::<X, V>(preloaded, x, first + i, config.rows);
@@ -61,25 +58,10 @@ fn l2_norm<X: Int, V: Size>(
     }
 }
 
-/// The factor of a row of `width` elements; `sum` is the sum of its squares.
+/// The factor of a row; `sum` is the sum of its squares.
 #[cube]
-pub(crate) fn inverse_length(
-    sum: f32,
-    width: f32,
-    eps: f32,
-    #[comptime] convention: L2NormConvention,
-) -> f32 {
-    let length = match comptime!(convention) {
-        L2NormConvention::Sum => (sum + eps).sqrt(),
-        L2NormConvention::Mean => (sum + width * eps).sqrt(),
-        // Compares bits: they are in the order of the numbers where these are not negative, and a
-        // NaN's are above all others (see `math::exp`).
-        L2NormConvention::Max => {
-            let length = sum.sqrt();
-            select(u32::reinterpret(length) < (u32::reinterpret(eps) & 0x7fff_ffffu32), eps, length)
-        }
-    };
-    reciprocal(length)
+pub(crate) fn inverse_length(sum: f32, eps: f32) -> f32 {
+    reciprocal((sum + eps).sqrt())
 }
 
 fn compiled(target: &Target, config: NormConfig) -> Kernel<L2Norm<'static>> {
@@ -91,28 +73,22 @@ fn compiled(target: &Target, config: NormConfig) -> Kernel<L2Norm<'static>> {
 #[cfg(test)]
 inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
-/// Kernels for rows as long as a head and others, of each type and convention.
+/// Kernels for rows as long as a head and others, of each type.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    use L2NormConvention::{Max, Mean, Sum};
     let mut kernels = Vec::new();
     let longest = rows::LONGEST.min(target.vector());
     for (count, width, vector) in [(1, 4096, longest), (999, 4096, longest), (999, 128, 4), (1, 70, 1)] {
         let rows = Rows::new(target, [count, width], vector);
-        for (dtype, convention) in [(FloatType::F32, Sum), (FloatType::F16, Mean), (FloatType::BF16, Max)] {
-            kernels.push(compiled(target, NormConfig { rows, dtype, convention }).code());
+        for dtype in [FloatType::F32, FloatType::F16, FloatType::BF16] {
+            kernels.push(compiled(target, NormConfig { rows, dtype }).code());
         }
     }
     kernels
 }
 
 /// See [`super::l2_norm`]; everything was checked.
-pub(super) fn launch(
-    check: Check,
-    gpu: &Gpu,
-    x: &Tensor,
-    params: &super::L2Norm,
-) -> Result<Tensor, KernelError> {
+pub(super) fn launch(check: Check, gpu: &Gpu, x: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
     let y = Tensor::allocate(x.shape(), x.dtype(), x.device())?;
     if y.is_empty() {
         return Ok(y);
@@ -120,13 +96,13 @@ pub(super) fn launch(
     let width = x.dim(-1);
     let count = x.len() / width;
     let rows = Rows::of(gpu.target(), [count, width], &[x]);
-    let config = NormConfig { rows, dtype: check.float("x", x)?, convention: params.convention };
+    let config = NormConfig { rows, dtype: check.float("x", x)? };
     check.index(x.len())?;
     let arguments = L2Norm {
         x: x.buffer()?,
         y: y.buffer()?,
         sizes: RowSizes { count: check.index(count)?, vectors: check.index(width / rows.vector)? },
-        eps: params.eps.to_bits(),
+        eps: eps.to_bits(),
     };
     // SAFETY: x and y are `count` rows of `width` elements.
     unsafe { gpu.launch(compiled(gpu.target(), config), rows.cubes(count), arguments)? };

@@ -1,5 +1,3 @@
-use super::{L2Norm, L2NormConvention};
-
 /// Roundings to a result: `width` in the sum, two with eps before the root halve; root, reciprocal,
 /// product.
 pub(crate) fn roundings(width: usize) -> usize {
@@ -7,15 +5,10 @@ pub(crate) fn roundings(width: usize) -> usize {
 }
 
 /// `x / |x|` for each row of `width`.
-pub(crate) fn l2_norm(x: &[f32], width: usize, params: &L2Norm) -> Vec<f64> {
-    let eps = f64::from(params.eps);
+pub(crate) fn l2_norm(x: &[f32], width: usize, eps: f32) -> Vec<f64> {
     let row = |x: &[f32]| {
         let sum: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
-        let length = match params.convention {
-            L2NormConvention::Sum => (sum + eps).sqrt(),
-            L2NormConvention::Mean => (sum + width as f64 * eps).sqrt(),
-            L2NormConvention::Max => sum.sqrt().max(eps),
-        };
+        let length = (sum + f64::from(eps)).sqrt();
         x.iter().map(|&x| f64::from(x) / length).collect::<Vec<_>>()
     };
     x.chunks(width).flat_map(row).collect()

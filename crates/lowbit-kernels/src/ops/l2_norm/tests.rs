@@ -1,9 +1,7 @@
 use super::*;
-use crate::ops::testing::{FLOATS, WIDTHS, assert_close, device, devices, normal, tensor};
+use crate::ops::testing::{FLOATS, WIDTHS, assert_close, device, devices, normal, values};
+use lowbit_formats::DType;
 use numcheck::{Random, gamma};
-
-const CONVENTIONS: [L2NormConvention; 3] =
-    [L2NormConvention::Sum, L2NormConvention::Mean, L2NormConvention::Max];
 
 #[test]
 fn agrees_with_f64() {
@@ -14,49 +12,28 @@ pub(super) fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(1);
     for device in devices {
         for width in WIDTHS {
-            for (dtype, convention) in FLOATS.into_iter().zip(CONVENTIONS) {
+            for (dtype, eps) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 1e-6), (dtype, 0.3)]) {
                 let shape = [2, 3, width];
-                let params = L2Norm { eps: 0.3, convention };
                 let (x, xs) = normal(&mut random, &shape, dtype, device);
-                let want = reference::l2_norm(&xs, width, &params);
+                let want = reference::l2_norm(&xs, width, eps);
                 let bound = |i: usize| gamma(reference::roundings(width)) * want[i].abs();
-                assert_close(&l2_norm(&x, &params).unwrap(), &shape, dtype, &want, bound);
+                assert_close(&l2_norm(&x, eps).unwrap(), &shape, dtype, &want, bound);
             }
         }
-    }
-}
-
-#[test]
-fn conventions_differ_where_eps_counts() {
-    conventions_differ_where_eps_counts_on(&devices());
-}
-
-pub(super) fn conventions_differ_where_eps_counts_on(devices: &[Device]) {
-    let values = [3e-4, -4e-4, 0.0, 0.0];
-    for device in devices {
-        let (x, xs) = tensor(&values, &[2, 2], FLOATS[0], device);
-        let lengths = [(25e-8f64 + 1e-3).sqrt(), (25e-8f64 + 2e-3).sqrt(), 1e-3];
-        for (convention, length) in CONVENTIONS.into_iter().zip(lengths) {
-            let want: Vec<f64> = values.map(|x| f64::from(x) / length).to_vec();
-            let params = L2Norm { eps: 1e-3, convention };
-            // eps and values as f32 are one rounding each besides.
-            let bound = |i: usize| gamma(reference::roundings(2) + 2) * want[i].abs();
-            assert_close(&l2_norm(&x, &params).unwrap(), &[2, 2], FLOATS[0], &want, bound);
-            assert_eq!(xs.len(), 4);
-        }
+        let zeros = Tensor::zeros(&[2, 2], DType::F32, device);
+        assert_eq!(values(&l2_norm(&zeros, 1e-3).unwrap()), [0.0; 4]);
     }
 }
 
 #[test]
 fn nan_is_not_hidden_and_bad_eps_is_refused() {
-    for (device, convention) in devices().into_iter().zip(CONVENTIONS.into_iter().cycle()) {
+    for device in devices() {
         let x = Tensor::new(&[1.0, f32::NAN], &[2], &device).unwrap();
-        let y = l2_norm(&x, &L2Norm { eps: 1e-6, convention }).unwrap();
+        let y = l2_norm(&x, 1e-6).unwrap();
         assert!(y.as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
-        let error = l2_norm(&x, &L2Norm { eps: -1.0, convention }).unwrap_err();
+        let error = l2_norm(&x, -1.0).unwrap_err();
         assert_eq!(error.to_string(), "l2_norm: eps is -1, but a finite number from 0 is wanted");
     }
-    let params = L2Norm { eps: 1e-6, convention: L2NormConvention::Sum };
-    assert!(l2_norm(&Tensor::new(&[0u32], &[1], &device()).unwrap(), &params).is_err());
-    assert!(l2_norm(&Tensor::new(&[0f32], &[], &device()).unwrap(), &params).is_err());
+    assert!(l2_norm(&Tensor::new(&[0u32], &[1], &device()).unwrap(), 1e-6).is_err());
+    assert!(l2_norm(&Tensor::new(&[0f32], &[], &device()).unwrap(), 1e-6).is_err());
 }

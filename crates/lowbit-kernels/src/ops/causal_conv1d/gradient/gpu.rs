@@ -3,8 +3,8 @@
 //!
 //! dx of a token needs dz of the `W - 1` tokens behind it, so a unit computes dz of as many tokens
 //! behind its piece too: less than a twentieth more, where to store dz and load it would move half
-//! as much again. A piece's part of the gradients of the weight and of the bias is left as a row of
-//! partial sums, zeros for a slot without a piece; these rows are summed afterwards.
+//! as much again. A piece's part of the weight's gradient is left as a row of partial sums, zeros
+//! for a slot without a piece; these rows are summed afterwards.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -27,7 +27,6 @@ use lowbit_formats::DType;
 struct Config {
     /// Taps per channel.
     width: usize,
-    biased: bool,
     activation: Option<Activation>,
 }
 
@@ -46,7 +45,6 @@ const TOKENS: usize = 8;
 struct Inputs {
     x: Box<[f32]>,
     weight: Box<[f32]>,
-    bias: Box<[f32]>,
     state: Box<[f32]>,
     cu_seqlens: Box<[u32]>,
     dy: Box<[f32]>,
@@ -60,14 +58,12 @@ struct Sizes {
     slots: u32,
 }
 
-/// Channels go along x, the slots of pieces along y and z. `of_weight` is `[slots, C, W]`, and
-/// `of_bias` `[slots, C]`.
+/// Channels go along x, the slots of pieces along y and z. `of_weight` is `[slots, C, W]`.
 #[kernel]
 fn causal_conv1d_backward_pieces(
     inputs: &Inputs,
     dx: &mut [f32],
     of_weight: &mut [f32],
-    of_bias: &mut [f32],
     sizes: Sizes,
     #[comptime] config: Config,
 ) {
@@ -85,11 +81,6 @@ fn causal_conv1d_backward_pieces(
             taps[i] = inputs.weight[c * width + i];
             sums[i] = 0.0f32;
         }
-        let mut bias = 0.0f32;
-        if comptime!(config.biased) {
-            bias = inputs.bias[c];
-        }
-        let mut sum = 0.0f32;
         // The inputs that a few tokens see, oldest first, and dz of these tokens and of those
         // before.
         let mut window = first_inputs(inputs, &piece, (channels, c), config);
@@ -107,7 +98,6 @@ fn causal_conv1d_backward_pieces(
                 &mut window,
                 &mut dzs,
                 &taps,
-                bias,
                 (first, min(stop, piece.end), channels, c),
                 config,
             );
@@ -116,7 +106,6 @@ fn causal_conv1d_backward_pieces(
                 let token = first + t;
                 let dz = dzs[comptime!(past + t)];
                 if token < piece.last {
-                    sum += dz;
                     #[unroll]
                     for i in 0..width {
                         sums[i] = fma(dz, window[comptime!(t + i)], sums[i]);
@@ -142,7 +131,6 @@ fn causal_conv1d_backward_pieces(
         for i in 0..width {
             of_weight[(slot * channels + c) * width + i] = sums[i];
         }
-        of_bias[slot * channels + c] = sum;
     }
 }
 
@@ -181,7 +169,6 @@ fn load_dzs(
     window: &mut Array<f32>,
     dzs: &mut Array<f32>,
     taps: &Array<f32>,
-    bias: f32,
     of: (usize, usize, usize, usize),
     #[comptime] config: Config,
 ) {
@@ -201,7 +188,7 @@ fn load_dzs(
         #[unroll]
         for t in 0..TOKENS {
             if first + t < end {
-                let mut z = bias;
+                let mut z = 0.0f32;
                 #[unroll]
                 for i in 0..comptime!(config.width) {
                     z = fma(taps[i], window[comptime!(t + i)], z);
@@ -220,14 +207,12 @@ fn compiled(target: &Target, config: Config) -> Kernel<CausalConv1dBackwardPiece
 #[cfg(test)]
 inventory::submit!(crate::testing::kernels::Kernels(kernels));
 
-/// That of models, that of one tap, and one with all else.
+/// That of models, that of one tap, and one of many.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let silu = Some(Activation::Silu);
-    let configs = [(4, false, silu), (1, true, None), (40, true, silu)];
-    configs
-        .map(|(width, biased, activation)| compiled(target, Config { width, biased, activation }).code())
-        .into()
+    let configs = [(4, silu), (1, None), (40, silu)];
+    configs.map(|(width, activation)| compiled(target, Config { width, activation }).code()).into()
 }
 
 /// See [`super::causal_conv1d_backward`]; everything was checked, and the inputs are f32, like dy.
@@ -236,14 +221,13 @@ pub(super) fn backward(
     inputs: &CausalConv1dInputs<'_>,
     dy: &Tensor,
 ) -> Result<CausalConv1dGradient, KernelError> {
-    let CausalConv1dInputs { x, weight, bias, state, cu_seqlens, activation } = *inputs;
+    let CausalConv1dInputs { x, weight, state, cu_seqlens, activation } = *inputs;
     let (tokens, channels, sequences) = (x.dim(0), x.dim(1), state.dim(0));
-    let config = Config { width: weight.dim(1), biased: bias.is_some(), activation };
+    let config = Config { width: weight.dim(1), activation };
     // Tokens of no sequence have no gradient.
     let dx = Tensor::allocate_zeros(x.shape(), DType::F32, x.device())?;
     let slots = if sequences == 0 || x.is_empty() { 0 } else { slots(tokens, sequences, config.piece()) };
-    let new = |width: usize| Tensor::allocate(&[slots, width], DType::F32, x.device());
-    let (of_weight, of_bias) = (new(weight.len())?, new(channels)?);
+    let of_weight = Tensor::allocate(&[slots, weight.len()], DType::F32, x.device())?;
     if slots > 0 {
         let index = |value: usize| CHECK.index(value);
         [x.len(), of_weight.len(), state.len()].into_iter().try_for_each(|len| index(len).map(drop))?;
@@ -254,14 +238,12 @@ pub(super) fn backward(
                 x: x.buffer()?,
                 weight: weight.buffer()?,
                 // Unused operands get a placeholder buffer.
-                bias: bias.unwrap_or(weight).buffer()?,
                 state: if state.is_empty() { weight } else { state }.buffer()?,
                 cu_seqlens: cu_seqlens.buffer()?,
                 dy: dy.buffer()?,
             },
             dx: dx.buffer()?,
             of_weight: of_weight.buffer()?,
-            of_bias: of_bias.buffer()?,
             sizes: Sizes {
                 tokens: index(tokens)?,
                 channels: index(channels)?,
@@ -280,6 +262,5 @@ pub(super) fn backward(
         }
     }
     let dweight = sum_rows(&of_weight)?.reshape(weight.shape())?;
-    let dbias = bias.map(|_| sum_rows(&of_bias)).transpose()?;
-    Ok(CausalConv1dGradient { dx, dweight, dbias })
+    Ok(CausalConv1dGradient { dx, dweight })
 }

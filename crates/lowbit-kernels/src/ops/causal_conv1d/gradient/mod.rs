@@ -25,17 +25,14 @@ const BLOCK: usize = 256;
 pub struct CausalConv1dGradient {
     pub dx: Tensor,
     pub dweight: Tensor,
-    /// `None` without a bias.
-    pub dbias: Option<Tensor>,
 }
 
-/// The operands of [`causal_conv1d()`](super::causal_conv1d()).
+/// The operands of [`causal_conv1d()`](super::causal_conv1d()) without a bias.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct CausalConv1dInputs<'a> {
     pub x: &'a Tensor,
     pub weight: &'a Tensor,
-    pub bias: Option<&'a Tensor>,
     /// As it was before the op.
     pub state: &'a Tensor,
     pub cu_seqlens: &'a Tensor,
@@ -48,18 +45,18 @@ pub struct CausalConv1dInputs<'a> {
 /// ```text
 /// dx[t, c]      = sum over w of weight[c, w] * dz[t + (W-1) - w, c]       up to the sequence's end
 /// dweight[c, w] = sum over t of dz[t, c] * x[t - (W-1) + w, c]            the state before the first input
-/// dbias[c]      = sum over t of dz[t, c]
 /// ```
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | inputs | as in [`causal_conv1d()`](super::causal_conv1d()) | |
 /// | dy | `[T, C]` | f32, f16, bf16 |
 /// | dx | `[T, C]` | dy's |
-/// | dweight, dbias | `[C, W]`, `[C]` | f32 |
+/// | dweight | `[C, W]` | f32 |
 ///
-/// The state before is a constant, and nothing is to depend on the state after. All arithmetic is
-/// f32, in an order that does not depend on the number of threads. On a GPU a sequence whose
-/// offsets do not rise, or go past `T`, is left out, and dx is 0 for tokens of no sequence.
+/// Convolutions with a bias have no gradient. The state before is a constant, and nothing is to
+/// depend on the state after. All arithmetic is f32, in an order that does not depend on the number
+/// of threads. On a GPU a sequence whose offsets do not rise, or go past `T`, is left out, and dx
+/// is 0 for tokens of no sequence.
 ///
 /// # Errors
 /// As [`causal_conv1d()`](super::causal_conv1d()); [`KernelError::Shape`] for a dy of another shape
@@ -69,15 +66,14 @@ pub fn causal_conv1d_backward(
     dy: &Tensor,
 ) -> Result<CausalConv1dGradient, KernelError> {
     let check = CHECK;
-    let CausalConv1dInputs { x, weight, bias, state, cu_seqlens, .. } = *inputs;
-    let [tokens, ..] = check_operands(check, [x, weight, cu_seqlens], bias, (state, None))?;
+    let CausalConv1dInputs { x, weight, state, cu_seqlens, .. } = *inputs;
+    let [tokens, ..] = check_operands(check, [x, weight, cu_seqlens], None, (state, None))?;
     check.shape("dy", dy, x.shape(), || "x".into())?;
     check.float("dy", dy)?;
     check.same_device("dy", dy.device(), x.device())?;
     let (x, weight, wide) =
         (check.widened("x", x)?, check.widened("weight", weight)?, check.widened("dy", dy)?);
-    let bias = bias.map(|bias| check.widened("bias", bias)).transpose()?;
-    let inputs = CausalConv1dInputs { x: &x, weight: &weight, bias: bias.as_ref(), ..*inputs };
+    let inputs = CausalConv1dInputs { x: &x, weight: &weight, ..*inputs };
     let gradient = match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::backward(gpu, &inputs, &wide)?,
@@ -95,12 +91,11 @@ fn backward(
     sequences: &[Range<usize>],
     dy: &Tensor,
 ) -> Result<CausalConv1dGradient, KernelError> {
-    let CausalConv1dInputs { x, weight, bias, state, activation, .. } = *inputs;
+    let CausalConv1dInputs { x, weight, state, activation, .. } = *inputs;
     let (channels, width) = (x.dim(1), weight.dim(1));
     let backward = Backward {
         x: x.as_slice()?,
         weight: weight.as_slice()?,
-        bias: bias.map(Tensor::as_slice).transpose()?,
         state: state.as_slice()?,
         dy: dy.as_slice()?,
         channels,
@@ -108,33 +103,26 @@ fn backward(
         activation,
     };
     let mut dx = Tensor::allocate_zeros(x.shape(), DType::F32, x.device())?;
-    // The weight's gradient and the bias's, by sequence.
-    let columns = width + 1;
-    let mut partials = vec![0.0; sequences.len() * channels * columns];
-    let scan = Scan { sequences, width: channels, block: BLOCK, state: columns, slots: None };
+    // The weight's gradient by sequence.
+    let mut partials = vec![0.0; sequences.len() * channels * width];
+    let scan = Scan { sequences, width: channels, block: BLOCK, state: width, slots: None };
     scan.run(cpu, 8 * width, dx.as_mut_slice()?, &mut partials, |piece| {
         // Of sequences that start alike only the last has tokens.
         let sequence = sequences.partition_point(|tokens| tokens.start <= piece.tokens.start) - 1;
         cpu.isa().dispatch(Channels { of: &backward, sequence, piece });
     });
     let mut dweight = Tensor::allocate_zeros(weight.shape(), DType::F32, x.device())?;
-    let mut dbias = Tensor::allocate_zeros(&[channels], DType::F32, x.device())?;
-    let (weights, biases) = (dweight.as_mut_slice::<f32>()?, dbias.as_mut_slice::<f32>()?);
-    for partials in partials.chunks_exact((channels * columns).max(1)) {
-        for (c, partial) in partials.chunks_exact(columns).enumerate() {
-            let taps = weights[c * width..(c + 1) * width].iter_mut().zip(partial);
-            taps.for_each(|(sum, partial)| *sum += partial);
-            biases[c] += partial[width];
-        }
+    let sums = dweight.as_mut_slice::<f32>()?;
+    for partials in partials.chunks_exact(sums.len().max(1)) {
+        sums.iter_mut().zip(partials).for_each(|(sum, partial)| *sum += partial);
     }
-    Ok(CausalConv1dGradient { dx, dweight, dbias: bias.map(|_| dbias) })
+    Ok(CausalConv1dGradient { dx, dweight })
 }
 
 /// The operands in f32.
 struct Backward<'a> {
     x: &'a [f32],
     weight: &'a [f32],
-    bias: Option<&'a [f32]>,
     state: &'a [f32],
     dy: &'a [f32],
     channels: usize,
@@ -143,7 +131,7 @@ struct Backward<'a> {
 }
 
 /// A block of channels through the tokens of one sequence: the piece's output is dx, and its state
-/// the gradients of the weight and of the bias.
+/// the gradient of the weight.
 struct Channels<'c, 'r, 'y> {
     of: &'c Backward<'c>,
     sequence: usize,
@@ -156,7 +144,7 @@ impl Kernel for Channels<'_, '_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         let Piece { tokens, columns, y: dx, state: partials } = self.piece;
-        let Backward { x, weight, bias, state, dy, channels, width, activation } = *self.of;
+        let Backward { x, weight, state, dy, channels, width, activation } = *self.of;
         let (block, past) = (columns.len(), width - 1);
         // Tap by tap and input by input, so that vectors run along channels.
         let mut taps = vec![0.0; block * width];
@@ -166,14 +154,11 @@ impl Kernel for Channels<'_, '_, '_> {
         transpose((state, past), (&mut history, block), (block, past));
         let mut inputs: Vec<&[f32]> = history.chunks_exact(block).collect();
         inputs.extend(tokens.clone().map(|t| &x[t * channels..][columns.clone()]));
-        // `[W + 1, block]`
-        let mut sums = vec![0.0; (width + 1) * block];
+        // `[W, block]`
+        let mut sums = vec![0.0; width * block];
         let mut dz = vec![0.0; block];
         for (i, t) in tokens.enumerate() {
-            match bias {
-                Some(bias) => dz.copy_from_slice(&bias[columns.clone()]),
-                None => dz.fill(0.0),
-            }
+            dz.fill(0.0);
             for (tap, input) in taps.chunks_exact(block).zip(&inputs[i..i + width]) {
                 dz.iter_mut().zip(tap.iter().zip(*input)).for_each(|(z, (tap, x))| *z += tap * x);
             }
@@ -184,16 +169,13 @@ impl Kernel for Channels<'_, '_, '_> {
                     None => *dy,
                 };
             }
-            let (of_taps, of_bias) = sums.split_at_mut(width * block);
-            of_bias.iter_mut().zip(&dz).for_each(|(sum, dz)| *sum += dz);
-            for (w, (sums, tap)) in of_taps.chunks_exact_mut(block).zip(taps.chunks_exact(block)).enumerate()
-            {
+            for (w, (sums, tap)) in sums.chunks_exact_mut(block).zip(taps.chunks_exact(block)).enumerate() {
                 sums.iter_mut().zip(dz.iter().zip(inputs[i + w])).for_each(|(sum, (dz, x))| *sum += dz * x);
                 if let Some(t) = (i + w).checked_sub(past) {
                     dx[t].iter_mut().zip(dz.iter().zip(tap)).for_each(|(dx, (dz, tap))| *dx += dz * tap);
                 }
             }
         }
-        transpose((&sums, block), (partials, width + 1), (width + 1, block));
+        transpose((&sums, block), (partials, width), (width, block));
     }
 }

@@ -13,7 +13,6 @@ use std::ops::Range;
 struct Values {
     x: Vec<f32>,
     weight: Vec<f32>,
-    bias: Option<Vec<f32>>,
     state: Vec<f32>,
     lengths: Vec<usize>,
     channels: usize,
@@ -40,20 +39,19 @@ impl Values {
             let past = c * (self.width() - 1);
             let x = &self.x[tokens.start * c..tokens.end * c];
             let state = &self.state[i * past..][..past];
-            let bias = self.bias.as_deref();
-            let of = reference::causal_conv1d(x, &self.weight, bias, state, c, self.activation);
+            let of = reference::causal_conv1d(x, &self.weight, None, state, c, self.activation);
             y.0.extend(of.0);
             y.1.extend(of.1);
         }
         y
     }
 
-    /// `[dx, dweight, dbias]` in f64, and the bound of each.
-    fn backward(&self, dy: &[f32]) -> [(Vec<f64>, Vec<f64>); 3] {
+    /// `[dx, dweight]` in f64, and the bound of each.
+    fn backward(&self, dy: &[f32]) -> [(Vec<f64>, Vec<f64>); 2] {
         let (c, width) = (self.channels, self.width());
         let (z, magnitude) = Self { activation: None, ..self.clone() }.forward();
         let zeros = |n: usize| (vec![0.0; n], vec![0.0; n]);
-        let [mut dx, mut dweight, mut dbias] = [self.x.len(), self.weight.len(), c].map(zeros);
+        let [mut dx, mut dweight] = [self.x.len(), self.weight.len()].map(zeros);
         let terms = self.x.len() / c;
         let add = |sum: &mut (Vec<f64>, Vec<f64>), at: usize, (dz, off): (f64, f64), x: f64, count: usize| {
             sum.0[at] += dz * x;
@@ -71,7 +69,6 @@ impl Values {
                     }
                     None => (dy, 0.0),
                 };
-                add(&mut dbias, channel, dz, 1.0, terms);
                 for w in 0..width {
                     let tap = channel * width + w;
                     let input = (t - tokens.start + w)
@@ -86,7 +83,7 @@ impl Values {
                 }
             }
         }
-        [dx, dweight, dbias]
+        [dx, dweight]
     }
 }
 
@@ -95,19 +92,16 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
     let mut random = Random::new(1);
     let mut of = |n: usize| coarse(&mut random, n);
     let (lengths, channels, width) = (vec![4, 0, 2], 2, 3);
-    let (x, weight, bias) = (of(6 * channels), of(channels * width), of(channels));
+    let (x, weight) = (of(6 * channels), of(channels * width));
     let (state, dy) = (of(3 * channels * (width - 1)), of(6 * channels));
     for activation in [None, Some(Activation::Silu)] {
-        let (x, weight, bias, lengths) = (x.clone(), weight.clone(), Some(bias.clone()), lengths.clone());
-        let start = Values { x, weight, bias, state: state.clone(), lengths, channels, activation };
+        let (x, weight, lengths) = (x.clone(), weight.clone(), lengths.clone());
+        let start = Values { x, weight, state: state.clone(), lengths, channels, activation };
         let loss = |values: Values| dot(&values.forward().0, &dy);
-        let [dx, dweight, dbias] = start.backward(&dy);
+        let [dx, dweight] = start.backward(&dy);
         assert_derivatives("dx", &start.x, &dx.0, |x| loss(Values { x: x.to_vec(), ..start.clone() }));
         assert_derivatives("dweight", &start.weight, &dweight.0, |weight| {
             loss(Values { weight: weight.to_vec(), ..start.clone() })
-        });
-        assert_derivatives("dbias", start.bias.as_ref().unwrap(), &dbias.0, |bias| {
-            loss(Values { bias: Some(bias.to_vec()), ..start.clone() })
         });
     }
 }
@@ -122,39 +116,19 @@ fn gradients(
     let (mut random, tokens) = (Random::new(width as u64), lengths.iter().sum());
     let mut float = |shape: &[usize]| normal(&mut random, shape, FLOATS[0], device);
     let ((x, xs), (weight, weights)) = (float(&[tokens, channels]), float(&[channels, width]));
-    let ((bias, biases), (dy, dys)) = (float(&[channels]), float(&[tokens, channels]));
+    let (dy, dys) = float(&[tokens, channels]);
     let (state, states) = float(&[lengths.len(), channels, width - 1]);
     let mut offsets = vec![0u32];
     lengths.iter().for_each(|&n| offsets.push(offsets[offsets.len() - 1] + n as u32));
     let cu_seqlens = Tensor::new(&offsets, &[offsets.len()], device).unwrap();
-    for has_bias in [true, false] {
-        let bias = has_bias.then_some(&bias);
-        let inputs = CausalConv1dInputs {
-            x: &x,
-            weight: &weight,
-            bias,
-            state: &state,
-            cu_seqlens: &cu_seqlens,
-            activation,
-        };
-        let got = causal_conv1d_backward(&inputs, &dy).unwrap();
-        let values = Values {
-            x: xs.clone(),
-            weight: weights.clone(),
-            bias: has_bias.then(|| biases.clone()),
-            state: states.clone(),
-            lengths: lengths.to_vec(),
-            channels,
-            activation,
-        };
-        let [dx, dweight, dbias] = values.backward(&dys);
-        assert_close(&got.dx, x.shape(), FLOATS[0], &dx.0, |i| dx.1[i]);
-        assert_close(&got.dweight, weight.shape(), FLOATS[0], &dweight.0, |i| dweight.1[i]);
-        assert_eq!(got.dbias.is_some(), has_bias);
-        if let Some(got) = got.dbias {
-            assert_close(&got, &[channels], FLOATS[0], &dbias.0, |i| dbias.1[i]);
-        }
-    }
+    let inputs =
+        CausalConv1dInputs { x: &x, weight: &weight, state: &state, cu_seqlens: &cu_seqlens, activation };
+    let got = causal_conv1d_backward(&inputs, &dy).unwrap();
+    let lengths = lengths.to_vec();
+    let values = Values { x: xs, weight: weights, state: states, lengths, channels, activation };
+    let [dx, dweight] = values.backward(&dys);
+    assert_close(&got.dx, x.shape(), FLOATS[0], &dx.0, |i| dx.1[i]);
+    assert_close(&got.dweight, weight.shape(), FLOATS[0], &dweight.0, |i| dweight.1[i]);
 }
 
 #[test]
@@ -190,8 +164,7 @@ fn the_same_for_every_number_of_threads_and_refusals() {
             (float(&[40, 600]), float(&[600, 4]), float(&[2, 600, 3]), float(&[40, 600]));
         let cu_seqlens = &Tensor::new(&[0u32, 17, 40], &[3], &device).unwrap();
         let activation = Some(Activation::Silu);
-        let inputs =
-            CausalConv1dInputs { x: &x, weight: &weight, bias: None, state: &state, cu_seqlens, activation };
+        let inputs = CausalConv1dInputs { x: &x, weight: &weight, state: &state, cu_seqlens, activation };
         let got = causal_conv1d_backward(&inputs, &dy).unwrap();
         [values(&got.dx), values(&got.dweight)]
     };
@@ -201,14 +174,7 @@ fn the_same_for_every_number_of_threads_and_refusals() {
     let float = |shape: &[usize]| Tensor::new(&vec![0f32; shape.iter().product()], shape, &device()).unwrap();
     let (x, weight, state) = (float(&[2, 3]), float(&[3, 4]), float(&[1, 3, 3]));
     let cu_seqlens = &Tensor::new(&[0u32, 2], &[2], &device()).unwrap();
-    let inputs = CausalConv1dInputs {
-        x: &x,
-        weight: &weight,
-        bias: None,
-        state: &state,
-        cu_seqlens,
-        activation: None,
-    };
+    let inputs = CausalConv1dInputs { x: &x, weight: &weight, state: &state, cu_seqlens, activation: None };
     let error = causal_conv1d_backward(&inputs, &weight).unwrap_err().to_string();
     assert_eq!(error, "causal_conv1d_backward: dy is [3, 4], but x wants [2, 3]");
 }
@@ -224,31 +190,30 @@ mod gpu {
         agrees_with_f64_on(&[gpu()]);
     }
 
-    /// Of ones, for 9 tokens of 2 channels: `[dx, dweight, dbias]`.
-    fn of_offsets(offsets: &[u32]) -> [Vec<f32>; 3] {
+    /// Of ones, for 9 tokens of 2 channels: `[dx, dweight]`.
+    fn of_offsets(offsets: &[u32]) -> [Vec<f32>; 2] {
         let gpu = gpu();
         let ones = |shape: &[usize]| Tensor::new(&vec![1f32; shape.iter().product()], shape, &gpu).unwrap();
         let inputs = CausalConv1dInputs {
             x: &ones(&[9, 2]),
             weight: &ones(&[2, 3]),
-            bias: Some(&ones(&[2])),
             state: &ones(&[offsets.len() - 1, 2, 2]),
             cu_seqlens: &Tensor::new(offsets, &[offsets.len()], &gpu).unwrap(),
             activation: None,
         };
         let got = causal_conv1d_backward(&inputs, &ones(&[9, 2])).unwrap();
-        [values(&got.dx), values(&got.dweight), values(&got.dbias.unwrap())]
+        [values(&got.dx), values(&got.dweight)]
     }
 
     #[test]
     fn wrong_offsets_leave_a_sequence_out() {
         let whole = [[3.0; 14].to_vec(), vec![2.0, 2.0, 1.0, 1.0]].concat();
-        let nine = [whole, vec![9.0; 6], vec![9.0; 2]];
+        let nine = [whole, vec![9.0; 6]];
         assert_eq!(of_offsets(&[0, 9]), nine);
         for wrong in [[0, 9, 10], [0, 9, 4], [0, 9, u32::MAX]] {
             assert_eq!(of_offsets(&wrong), nine, "{wrong:?}");
         }
-        let none = [vec![0.0; 18], vec![0.0; 6], vec![0.0; 2]];
+        let none = [vec![0.0; 18], vec![0.0; 6]];
         for wrong in [&[0, 10][..], &[0, u32::MAX], &[u32::MAX, 9], &[9, 0], &[0]] {
             assert_eq!(of_offsets(wrong), none, "{wrong:?}");
         }
@@ -262,14 +227,13 @@ mod gpu {
             let inputs = CausalConv1dInputs {
                 x: &zeros(&[tokens, channels]),
                 weight: &zeros(&[channels, 3]),
-                bias: None,
                 state: &zeros(&[1, channels, 2]),
                 cu_seqlens: &Tensor::new(&[0, tokens as u32], &[2], &gpu).unwrap(),
                 activation: None,
             };
             let got = causal_conv1d_backward(&inputs, inputs.x).unwrap();
             assert_eq!(got.dx.shape(), [tokens, channels]);
-            assert_eq!((got.dweight.shape(), got.dbias.is_none()), (&[channels, 3][..], true));
+            assert_eq!(got.dweight.shape(), [channels, 3]);
             assert!(values(&got.dweight).iter().all(|&x| x == 0.0));
         }
     }

@@ -48,19 +48,19 @@ impl<'a> Decay<'a> {
 }
 
 /// Makes decays per channel of their logarithms.
-pub(super) fn exponentiate(cpu: &Cpu, log_decay: &mut [f32], dims: Dims, params: &GatedDeltaRule) {
+pub(super) fn exponentiate(cpu: &Cpu, log_decay: &mut [f32], dims: Dims) {
     /// Simple operations per element.
     const COST: usize = 16;
-    let (width, factor) = (dims.value_heads * dims.key_dim, params.decay_factor());
+    let width = dims.value_heads * dims.key_dim;
     cpu.for_each_rows(log_decay, width, COST * width, |_, rows| {
-        rows.iter_mut().for_each(|x| *x = math::exp(factor * *x));
+        rows.iter_mut().for_each(|x| *x = math::exp(*x));
     });
 }
 
 /// True if sequences of so many tokens are computed in chunks that round what the state is
 /// multiplied with, and the state for that, unless decays are per channel.
 pub(super) fn rounds(cpu: &Cpu, params: &GatedDeltaRule, tokens: usize) -> bool {
-    let chunks = policy::form(params.form, params.state_layout, tokens) == Form::Chunked;
+    let chunks = policy::form(params.form, tokens) == Form::Chunked;
     chunks && cpu.isa().has_tiles() && !params.exact
 }
 
@@ -99,14 +99,14 @@ impl Problem<'_> {
         let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
         let width = value_heads * value_dim;
         let scan = Scan { sequences, width, block: value_dim, state: key_dim, slots: self.slots };
-        let GatedDeltaRule { form, state_layout, head_map, .. } = *self.params;
+        let GatedDeltaRule { form, head_map, .. } = *self.params;
         let filled = sequences.iter().filter(|tokens| !tokens.is_empty()).count();
         let together = filled * key_heads >= KEY_HEADS_PER_THREAD * cpu.threads();
         let key = |head| if together { self.dims.key_head(head_map, head) } else { head };
         // The state of an output is decayed, read and updated, by fused operations that do not wait
         // for memory.
         scan.run_together(cpu, key_dim * 3 / 4, y, state, key, |heads| {
-            match policy::form(form, state_layout, heads[0].tokens.len()) {
+            match policy::form(form, heads[0].tokens.len()) {
                 Form::Chunked => chunks(Chunked { problem: self, heads }),
                 _ => {
                     heads.into_iter().for_each(|piece| cpu.isa().dispatch(Recurrent { problem: self, piece }))
@@ -126,7 +126,7 @@ impl Problem<'_> {
         let key = (t * key_heads + self.dims.key_head(self.params.head_map, head)) * key_dim;
         let gate = t * value_heads + head;
         let (decay, channels) = match self.decay {
-            Decay::Heads(log_decay) => (math::exp(self.params.decay_factor() * log_decay[gate]), &[][..]),
+            Decay::Heads(log_decay) => (math::exp(log_decay[gate]), &[][..]),
             Decay::Channels(decays) => (1.0, &decays[gate * key_dim..(gate + 1) * key_dim]),
         };
         Token {

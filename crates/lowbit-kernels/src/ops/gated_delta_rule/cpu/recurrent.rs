@@ -7,7 +7,7 @@
 //! (`CHANNELS`), `k` and `q` are multiplied by the decays first, instead of the sums after.
 
 use super::{Problem, Token};
-use crate::ops::gated_delta_rule::{Rule, StateLayout};
+use crate::ops::gated_delta_rule::Rule;
 use crate::scan::Piece;
 use crate::simd::slices::dot;
 use crate::simd::{Kernel, Lanes, Scalar, Simd};
@@ -50,10 +50,10 @@ impl Kernel for Recurrent<'_, '_, '_> {
             steps.push(Step { token, reads, kept: params.scale * token.decay, added });
         }
         match (params.rule, self.problem.per_channel()) {
-            (Rule::Delta, false) => run::<S, true, false>(simd, &steps, y, (state, params.state_layout)),
-            (Rule::Delta, true) => run::<S, true, true>(simd, &steps, y, (state, params.state_layout)),
-            (Rule::Additive, false) => run::<S, false, false>(simd, &steps, y, (state, params.state_layout)),
-            (Rule::Additive, true) => run::<S, false, true>(simd, &steps, y, (state, params.state_layout)),
+            (Rule::Delta, false) => run::<S, true, false>(simd, &steps, y, state),
+            (Rule::Delta, true) => run::<S, true, true>(simd, &steps, y, state),
+            (Rule::Additive, false) => run::<S, false, false>(simd, &steps, y, state),
+            (Rule::Additive, true) => run::<S, false, true>(simd, &steps, y, state),
         }
     }
 }
@@ -70,23 +70,9 @@ fn decayed(tokens: &[Token]) -> Vec<f32> {
     all
 }
 
-/// All tokens, in the state's layout.
+/// All tokens, by vectors of columns.
 #[inline(always)]
 fn run<S: Simd, const CORRECTS: bool, const CHANNELS: bool>(
-    simd: S,
-    steps: &[Step],
-    y: &mut [&mut [f32]],
-    (state, layout): (&mut [f32], StateLayout),
-) {
-    match layout {
-        StateLayout::KeyValue => key_value::<S, CORRECTS, CHANNELS>(simd, steps, y, state),
-        StateLayout::ValueKey => value_key::<S, CORRECTS, CHANNELS>(simd, steps, y, state),
-    }
-}
-
-/// State `[Dk, Dv]`: vectors of columns.
-#[inline(always)]
-fn key_value<S: Simd, const CORRECTS: bool, const CHANNELS: bool>(
     simd: S,
     steps: &[Step],
     y: &mut [&mut [f32]],
@@ -153,37 +139,6 @@ fn columns<S: Simd, const N: usize, const CORRECTS: bool, const CHANNELS: bool>(
                 let lanes = &mut row[n * S::LANES..(n + 1) * S::LANES];
                 let s = simd.mul(decay, simd.load(lanes));
                 simd.store(simd.mul_add(k, delta[n], s), lanes);
-            }
-        }
-    }
-}
-
-/// State `[Dv, Dk]`: a row is one column of the formula's state.
-#[inline(always)]
-fn value_key<S: Simd, const CORRECTS: bool, const CHANNELS: bool>(
-    simd: S,
-    steps: &[Step],
-    y: &mut [&mut [f32]],
-    state: &mut [f32],
-) {
-    let key_dim = steps[0].token.k.len();
-    for (j, row) in state.chunks_exact_mut(key_dim).enumerate() {
-        for (&Step { token, reads, kept, added }, y) in steps.iter().zip(&mut *y) {
-            let sq = dot(simd, row, reads[1]);
-            let error = match CORRECTS {
-                true => token.v[j] - token.decay * dot(simd, row, reads[0]),
-                false => token.v[j],
-            };
-            let delta = token.beta * error;
-            y[j] = kept * sq + added * delta;
-            if CHANNELS {
-                for ((s, &k), &decay) in row.iter_mut().zip(token.k).zip(token.channels) {
-                    *s = decay * *s + k * delta;
-                }
-            } else {
-                for (s, &k) in row.iter_mut().zip(token.k) {
-                    *s = token.decay * *s + k * delta;
-                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The configuration of both kernels of the chunked form, and the layout of the memory that one
 //! leaves to the other.
 
-use super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, Rule, StateLayout};
+use super::super::{Dims, GatedDeltaRule, HeadMap, Rule};
 use super::pass::shared_memory;
 use crate::gpu::caps::Caps;
 use cubecl_core as cubecl;
@@ -17,8 +17,6 @@ pub(in super::super) struct ChunkConfig {
     pub key_dim: usize,
     pub value_dim: usize,
     pub head_map: HeadMap,
-    pub layout: StateLayout,
-    pub sign: DecaySign,
     /// Chunks whose operands are in shared memory: one in use, one on its way, and, with 3, one
     /// loaded.
     pub stages: usize,
@@ -35,12 +33,12 @@ impl ChunkConfig {
     /// For a device of these abilities, if it and the kernels support the type and the sizes.
     pub fn new(caps: &Caps, dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Option<Self> {
         let Dims { key_dim, value_dim, .. } = dims;
-        let GatedDeltaRule { rule, head_map, state_layout: layout, sign, .. } = *params;
+        let GatedDeltaRule { rule, head_map, .. } = *params;
         let supported = caps.tensor_cores
             && dtype != FloatType::F32
             && matches!(key_dim, 64 | 128)
             && value_dim.is_multiple_of(COLUMNS);
-        let of = |stages| Self { dtype, rule, key_dim, value_dim, head_map, layout, sign, stages };
+        let of = |stages| Self { dtype, rule, key_dim, value_dim, head_map, stages };
         [3, 2].map(of).into_iter().find(|&config| supported && shared_memory(config) <= caps.shared_memory)
     }
 

@@ -37,7 +37,7 @@ pub(super) use config::{CHUNK, ChunkConfig};
 use super::gpu::Problem;
 use super::gpu::operands::in_chunks;
 #[cfg(test)]
-use super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use super::{Dims, GatedDeltaRule, HeadMap};
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::{KernelError, Tensor};
@@ -58,13 +58,13 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             [prepare::compiled(target, config).code()].into_iter().chain(passes)
         })
     };
-    let of = |dtype, key_dim, state_layout, head_map, sign| {
-        by(dtype, key_dim, GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) })
+    let of = |dtype, key_dim, head_map| {
+        by(dtype, key_dim, GatedDeltaRule { head_map, ..GatedDeltaRule::new(key_dim) })
     };
     let all = [
-        of(FloatType::BF16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
-        of(FloatType::F16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
-        of(FloatType::BF16, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate),
+        of(FloatType::BF16, 128, HeadMap::Grouped),
+        of(FloatType::F16, 128, HeadMap::Grouped),
+        of(FloatType::BF16, 64, HeadMap::Tiled),
         by(FloatType::BF16, 128, GatedDeltaRule::additive()),
     ];
     all.into_iter().flatten().flatten().collect()

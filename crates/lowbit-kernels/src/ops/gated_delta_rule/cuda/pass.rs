@@ -33,7 +33,7 @@ use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::sequences::{Sequences, SequencesArgs, bounds, state_row};
 use crate::ops::gated_delta_rule::gpu::operands::{Operands, OperandsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, StateLayout};
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -154,11 +154,7 @@ fn element(#[comptime] i: usize, column: usize, #[comptime] config: ChunkConfig)
     let (plane, lane) = (UNIT_POS_X as usize / 32usize, UNIT_POS_X as usize % 32usize);
     let column = column + plane * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
     let row = lane % 4usize * 2usize + comptime!(i / 4 * 8 + i % 2);
-    if comptime!(config.layout == StateLayout::KeyValue) {
-        row * comptime!(config.value_dim) + column
-    } else {
-        column * comptime!(config.key_dim) + row
-    }
+    row * comptime!(config.value_dim) + column
 }
 
 /// Takes a chunk into the state.

@@ -22,7 +22,7 @@ use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::sequences::{Piece, piece};
 use crate::ops::gated_delta_rule::gpu::operands::{Inputs, InputsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, DecaySign, GatedDeltaInputs};
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -69,12 +69,7 @@ pub(super) fn gated_delta_rule_prepare(
             let mut b = 0.0f32;
             if piece.first + unit < piece.last {
                 let gate = (piece.first + unit) * value_heads + head;
-                let log_decay = inputs.log_decay[gate];
-                decay = if comptime!(config.sign == DecaySign::Rate) {
-                    (-log_decay).exp()
-                } else {
-                    log_decay.exp()
-                };
+                decay = inputs.log_decay[gate].exp();
                 b = inputs.beta[gate];
             }
             decays[unit] = decay;

@@ -22,9 +22,9 @@ use crate::gpu::sequences::{Sequences, SequencesArgs, bounds, state_row};
 use crate::ops::StepLimits;
 use crate::ops::delta_gates;
 use crate::ops::gated_delta_rule::{
-    CHECK, DecaySign, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, Rule, StateLayout, policy,
+    CHECK, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, Rule, policy,
 };
-use crate::ops::l2_norm::{self, L2NormConvention};
+use crate::ops::l2_norm;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -40,9 +40,8 @@ struct RecurrentConfig {
     key_dim: usize,
     value_dim: usize,
     head_map: HeadMap,
-    layout: StateLayout,
-    sign: DecaySign,
-    qk_norm: Option<L2NormConvention>,
+    /// True if it normalises q and k.
+    qk_norm: bool,
     gates: GateInputs,
     /// Units that share a column.
     lanes: usize,
@@ -208,7 +207,7 @@ fn gated_delta_rule_recurrent<X: Int, G: Int, N: Size>(
             let ys = step(&mut s, &token, gates, scale, config);
             if lane == 0 {
                 let gate = t * value_heads + head;
-                store::<X, N>(y, gate * value_dim + column, columns, &ys, 0usize, 1usize, config.dtype);
+                store::<X, N>(y, gate * value_dim + column, columns, &ys, 0usize, config.dtype);
             }
             #[unroll]
             for i in 0..comptime!(config.token()) {
@@ -252,11 +251,11 @@ fn load_token<X: Int, G: Int, N: Size>(
     for i in 0..comptime!(config.fours()) {
         let row = (i * comptime!(config.lanes) + at.lane) * FOUR;
         let count = key_dim - min(row, key_dim.runtime());
-        load::<X, N>(&of.k, key + row, count, token, comptime!(i * FOUR), 1usize, config.dtype);
-        load::<X, N>(&of.q, key + row, count, token, comptime!(rows + i * FOUR), 1usize, config.dtype);
+        load::<X, N>(&of.k, key + row, count, token, comptime!(i * FOUR), config.dtype);
+        load::<X, N>(&of.q, key + row, count, token, comptime!(rows + i * FOUR), config.dtype);
     }
     let value = gate * comptime!(config.value_dim) + at.column;
-    load::<X, N>(&of.v, value, at.columns, token, comptime!(2 * rows), 1usize, config.dtype);
+    load::<X, N>(&of.v, value, at.columns, token, comptime!(2 * rows), config.dtype);
     if comptime!(config.per_channel()) {
         let first = comptime!(2 * rows + FOUR + 2);
         token[comptime!(2 * rows + FOUR)] = 0.0;
@@ -287,8 +286,7 @@ fn decay_rows(s: &mut Array<f32>, token: &Array<f32>, #[comptime] config: Recurr
     let rows = comptime!(FOUR * config.fours());
     #[unroll]
     for r in 0..rows {
-        let log_decay = token[comptime!(2 * rows + FOUR + 2 + r)];
-        let decay = exp(if comptime!(config.sign == DecaySign::Rate) { -log_decay } else { log_decay });
+        let decay = exp(token[comptime!(2 * rows + FOUR + 2 + r)]);
         #[unroll]
         for c in 0..FOUR {
             s[r * FOUR + c] *= decay;
@@ -309,16 +307,14 @@ fn gates(a: f32, b: f32, a_log: f32, dt_bias: f32, #[comptime] config: Recurrent
     } else if comptime!(config.per_channel()) {
         (1.0f32, b)
     } else {
-        let log_decay = if comptime!(config.sign == DecaySign::Rate) { -a } else { a };
-        (exp(log_decay), b)
+        (exp(a), b)
     }
 }
 
 /// Normalises the unit's part of a token's keys and queries, where that is asked for.
 #[cube]
 fn normalise(token: &mut Array<f32>, eps: f32, #[comptime] config: RecurrentConfig) {
-    if comptime!(config.qk_norm.is_some()) {
-        let convention = comptime!(config.qk_norm.expect("it is asked for"));
+    if comptime!(config.qk_norm) {
         let rows = comptime!(FOUR * config.fours());
         let mut sums = Array::<f32>::new(2usize);
         #[unroll]
@@ -332,12 +328,7 @@ fn normalise(token: &mut Array<f32>, eps: f32, #[comptime] config: RecurrentConf
         add_lanes(&mut sums, 0usize, 2usize, config.lanes);
         #[unroll]
         for i in 0..2usize {
-            let scale = l2_norm::gpu::inverse_length(
-                sums[i],
-                comptime!(config.key_dim as f32).runtime(),
-                eps,
-                convention,
-            );
+            let scale = l2_norm::gpu::inverse_length(sums[i], eps);
             #[unroll]
             for r in 0..rows {
                 token[i * rows + r] *= scale;
@@ -428,52 +419,45 @@ fn compiled(target: &Target, config: RecurrentConfig) -> Kernel<GatedDeltaRuleRe
 /// Every kernel for `target`, at the sizes of models and at one that fits no vector.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let with = |dtype, dim, (layout, head_map, sign), pooled| {
+    let with = |dtype, dim, pooled| {
         let columns = if dtype == FloatType::F32 { 1 << 12 } else { 1 << 18 };
-        let lanes = policy::gpu_lanes(dim, columns, target.smallest_plane());
-        let plain = sign == DecaySign::Rate;
-        let qk_norm = if plain { None } else { Some(L2NormConvention::Sum) };
-        let gates = match plain {
-            true => GateInputs { source: GateSource::Computed, dtype: FloatType::F32 },
-            false => GateInputs { source: GateSource::Raw, dtype },
-        };
-        let (key_dim, value_dim) = (dim, dim);
         RecurrentConfig {
             dtype,
             rule: Rule::Delta,
-            key_dim,
-            value_dim,
-            head_map,
-            layout,
-            sign,
-            qk_norm,
-            gates,
-            lanes,
+            key_dim: dim,
+            value_dim: dim,
+            head_map: HeadMap::Grouped,
+            qk_norm: true,
+            gates: GateInputs { source: GateSource::Raw, dtype },
+            lanes: policy::gpu_lanes(dim, columns, target.smallest_plane()),
             pooled,
         }
     };
+    let of = |source| GateInputs { source, dtype: FloatType::F32 };
+    // The heads of Qwen3.5's GGUF, and gates that are there.
+    let tiled = RecurrentConfig {
+        head_map: HeadMap::Tiled,
+        qk_norm: false,
+        gates: of(GateSource::Computed),
+        ..with(FloatType::F16, 128, false)
+    };
     // Mamba-2's heads of 64 values.
     let additive = |dtype, pooled| {
-        let config = with(dtype, 128, (StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay), pooled);
-        let source = GateSource::Steps(StepLimits::NONE.bits());
-        let gates = GateInputs { source, dtype };
-        RecurrentConfig { rule: Rule::Additive, value_dim: 64, qk_norm: None, gates, ..config }
+        let gates = GateInputs { source: GateSource::Steps(StepLimits::NONE.bits()), dtype };
+        let config = with(dtype, 128, pooled);
+        RecurrentConfig { rule: Rule::Additive, value_dim: 64, qk_norm: false, gates, ..config }
     };
-    let usual = (StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay);
-    let mut kernels = Vec::new();
-    for dtype in [FloatType::F32, FloatType::F16, FloatType::BF16] {
-        kernels.push(with(dtype, 128, usual, false));
-        kernels.push(with(dtype, 128, (StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate), false));
-    }
-    kernels.push(with(FloatType::BF16, 256, usual, false));
-    kernels.push(with(FloatType::F32, 37, usual, false));
-    kernels.push(with(FloatType::BF16, 128, usual, true));
+    let mut kernels =
+        [FloatType::F32, FloatType::F16, FloatType::BF16].map(|dtype| with(dtype, 128, false)).to_vec();
+    kernels.push(tiled);
+    kernels.push(with(FloatType::BF16, 256, false));
+    kernels.push(with(FloatType::F32, 37, false));
+    kernels.push(with(FloatType::BF16, 128, true));
     kernels.extend([additive(FloatType::F16, false), additive(FloatType::BF16, true)]);
     for (dtype, dim, pooled) in
         [(FloatType::F32, 128, false), (FloatType::BF16, 128, true), (FloatType::F16, 37, false)]
     {
-        let gates = GateInputs { source: GateSource::Channels, dtype: FloatType::F32 };
-        kernels.push(RecurrentConfig { gates, ..with(dtype, dim, usual, pooled) });
+        kernels.push(RecurrentConfig { gates: of(GateSource::Channels), ..with(dtype, dim, pooled) });
     }
     kernels.into_iter().map(|config| compiled(target, config).code()).collect()
 }
@@ -510,7 +494,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
     let GatedDeltaInputs { q, k, v, cu_seqlens, slots, .. } = *inputs;
     let ([a, b, a_log, dt_bias], gates) = gate_operands(&inputs.gates)?;
-    let GatedDeltaRule { rule, qk_norm, scale, head_map, state_layout: layout, sign, .. } = *params;
+    let GatedDeltaRule { rule, qk_norm, scale, head_map, .. } = *params;
     let (key_dim, value_dim) = (dims.key_dim, dims.value_dim);
     // A step's bits must not depend on how many other sequences take one.
     let sequences = inputs.sequences();
@@ -522,9 +506,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
         key_dim,
         value_dim,
         head_map,
-        layout,
-        sign,
-        qk_norm: qk_norm.map(|norm| norm.convention),
+        qk_norm: qk_norm.is_some(),
         gates,
         lanes: policy::gpu_lanes(key_dim, columns, gpu.target().smallest_plane()),
         pooled: slots.is_some(),
@@ -544,7 +526,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
         state: state.buffer()?,
         y: y.buffer()?,
         sizes: problem.sizes(state)?,
-        constants: Constants { scale: scale.to_bits(), eps: qk_norm.map_or(0.0, |norm| norm.eps).to_bits() },
+        constants: Constants { scale: scale.to_bits(), eps: qk_norm.unwrap_or(0.0).to_bits() },
     };
     // SAFETY: the sizes are the tensors', rows and columns past the last are neither read nor
     // written, and a sequence whose offsets go past the tokens, or its slot past the pool, is left

@@ -3,9 +3,8 @@
 //! the first, it computes the chunk's states anew and goes back through them.
 
 use crate::Cpu;
-use crate::gemm::transpose;
+use crate::ops::gated_delta_rule::Dims;
 use crate::ops::gated_delta_rule::cpu::{Problem, Token};
-use crate::ops::gated_delta_rule::{Dims, StateLayout};
 use crate::simd::{Kernel, Simd, slices::dot};
 use std::ops::Range;
 
@@ -100,7 +99,7 @@ impl KeyHead {
 struct Head<'a> {
     problem: &'a Problem<'a>,
     dy: &'a [f32],
-    /// `[Dk, Dv]` or `[Dv, Dk]`, before the first token.
+    /// `[Dk, Dv]`, before the first token.
     state: &'a [f32],
     task: &'a mut KeyHead,
     index: usize,
@@ -119,13 +118,9 @@ impl Kernel for Head<'_> {
         }
         let head = task.heads[index].head;
         let tokens: Vec<Token> = task.tokens.clone().map(|t| problem.token(t, head)).collect();
-        let mut first = state.to_vec();
-        if problem.params.state_layout == StateLayout::ValueKey {
-            transpose((state, key_dim), (&mut first, value_dim), (value_dim, key_dim));
-        }
         // The state before each chunk.
         let mut checkpoints = vec![0.0; tokens.len().div_ceil(CHUNK) * size];
-        checkpoints[..size].copy_from_slice(&first);
+        checkpoints[..size].copy_from_slice(state);
         let mut step = Step { simd, value_dim, scale: problem.params.scale, delta: vec![0.0; value_dim] };
         for (i, chunk) in tokens.chunks(CHUNK).enumerate() {
             let (done, next) = checkpoints.split_at_mut((i + 1) * size);
@@ -158,8 +153,7 @@ impl Kernel for Head<'_> {
                 let state = &mut states[j * size..(j + 1) * size];
                 let dy = &dy[dy_at..dy_at + value_dim];
                 let (dlog_decay, dbeta) = step.backward((token, dy), state, &mut gradient, out);
-                value_head.dlog_decay[at] = problem.params.decay_factor() * dlog_decay;
-                value_head.dbeta[at] = dbeta;
+                (value_head.dlog_decay[at], value_head.dbeta[at]) = (dlog_decay, dbeta);
             }
         }
     }

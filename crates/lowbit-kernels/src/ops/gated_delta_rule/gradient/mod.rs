@@ -113,9 +113,9 @@ pub fn gated_delta_rule_backward(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => backward(cpu, check, &operands, dims, params)?,
     };
-    if let Some(norm) = params.qk_norm {
-        dq = l2_norm_backward(&raw_q, &norm, &dq)?;
-        dk = l2_norm_backward(&raw_k, &norm, &dk)?;
+    if let Some(eps) = params.qk_norm {
+        dq = l2_norm_backward(&raw_q, eps, &dq)?;
+        dk = l2_norm_backward(&raw_k, eps, &dk)?;
     }
     let dgates = match inputs.gates {
         DeltaGates::Computed { .. } => GatesGradient::Computed { dlog_decay, dbeta },

@@ -14,7 +14,6 @@
 //! error times the other factor, and a rounding for each term.
 
 use super::{Decay, Problem};
-use crate::ops::gated_delta_rule::StateLayout;
 use crate::ops::gated_delta_rule::reference::{Bounded, TINY, U, dot, dot_magnitudes};
 use std::ops::Range;
 
@@ -88,16 +87,14 @@ pub(super) fn gated_delta_rule_backward(
                     k: wide(&problem.k[key]),
                     v: wide(&problem.v[value.clone()]),
                     dy: wide(&dy[value]),
-                    decay: (f64::from(problem.params.decay_factor()) * f64::from(log_decay[gate])).exp(),
+                    decay: f64::from(log_decay[gate]).exp(),
                     beta: problem.beta[gate].into(),
                 }
             };
             let first = (sequence * value_heads + head) * key_dim * value_dim;
-            let element = |i: usize, j: usize| match problem.params.state_layout {
-                StateLayout::KeyValue => first + i * value_dim + j,
-                StateLayout::ValueKey => first + j * key_dim + i,
+            let column = |j: usize| {
+                (0..key_dim).map(|i| f64::from(state[first + i * value_dim + j])).collect::<Vec<_>>()
             };
-            let column = |j: usize| (0..key_dim).map(|i| f64::from(state[element(i, j)])).collect::<Vec<_>>();
             let all_tokens: Vec<Token> = tokens.clone().map(token).collect();
             let kept = forward(&all_tokens, (0..value_dim).map(column).collect());
             let mut back = Back::new(key_dim, value_dim, problem);
@@ -143,7 +140,6 @@ fn forward(tokens: &[Token], mut s: Columns) -> Vec<Kept> {
 /// The gradient of a head's state on its way back.
 struct Back {
     scale: f64,
-    decay_factor: f64,
     g: Columns,
     n: Columns,
     error: Vec<f64>,
@@ -152,9 +148,8 @@ struct Back {
 impl Back {
     fn new(key_dim: usize, value_dim: usize, problem: &Problem<'_>) -> Self {
         let zeros = || vec![vec![0.0; key_dim]; value_dim];
-        let decay_factor = problem.params.decay_factor().into();
         let scale = problem.params.scale.into();
-        Self { scale, decay_factor, g: zeros(), n: zeros(), error: vec![0.0; value_dim] }
+        Self { scale, g: zeros(), n: zeros(), error: vec![0.0; value_dim] }
     }
 
     /// `[dq, dk, dv, dlog_decay, dbeta]` of a token go to `all`, from these places on.
@@ -220,6 +215,6 @@ impl Back {
             self.g[j].iter_mut().chain(&mut self.n[j]).for_each(|g| *g *= decay);
             self.error[j] = decay * self.error[j] + 4.0 * U * norm(&self.n[j]);
         }
-        all[3].add(gate, (self.decay_factor * dlog.0, dlog.1));
+        all[3].add(gate, dlog);
     }
 }

@@ -8,21 +8,17 @@ pub(in super::super) fn additive(form: Form) -> GatedDeltaRule {
 }
 
 #[test]
-fn without_a_correction_in_every_layout_and_form() {
-    for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
-        for form in [Form::Auto, Form::Recurrent, Form::Chunked] {
-            let params = GatedDeltaRule { state_layout, ..additive(form) };
-            for decay in [Decay::None, Decay::Usual, Decay::Strong] {
-                // Keys that are not normalised, as Mamba-2's are.
-                Case::new(RAGGED, decay, params).with_keys_times(2.5).check();
-            }
-            for dtype in FLOATS {
-                Case::new(RAGGED, Decay::Usual, params).with_steps().rounded(dtype).check();
-            }
-            let shape =
-                Sizes { lengths: &[2, 67], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
-            Case::new(shape, Decay::Usual, params).check();
+fn without_a_correction_in_every_form() {
+    for params in [Form::Auto, Form::Recurrent, Form::Chunked].map(additive) {
+        for decay in [Decay::None, Decay::Usual, Decay::Strong] {
+            // Keys that are not normalised, as Mamba-2's are.
+            Case::new(RAGGED, decay, params).with_keys_times(2.5).check();
         }
+        for dtype in FLOATS {
+            Case::new(RAGGED, Decay::Usual, params).with_steps().rounded(dtype).check();
+        }
+        let shape = Sizes { lengths: &[2, 67], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
+        Case::new(shape, Decay::Usual, params).check();
     }
 }
 
@@ -44,11 +40,5 @@ fn the_correction_makes_a_difference() {
     let case = Case::new(RAGGED, Decay::Usual, additive(Form::Recurrent));
     let (y, _) = case.reference();
     let params = GatedDeltaRule { rule: Rule::Delta, ..case.params };
-    let (got, _) = Case { params, ..case }.run().unwrap();
-    let far = values(&got)
-        .iter()
-        .zip(&y.values)
-        .zip(&y.bounds)
-        .any(|((&got, want), bound)| (f64::from(got) - want).abs() > *bound);
-    assert!(far);
+    assert!(y.rejects(&values(&Case { params, ..case }.run().unwrap().0)));
 }

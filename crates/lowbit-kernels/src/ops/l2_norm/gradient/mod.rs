@@ -5,18 +5,16 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use super::{L2Norm, L2NormConvention};
 use crate::ops::Check;
 use crate::simd::{Kernel, Simd, slices};
 use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
-/// With `L` the length that a row is divided by, the gradient of `y = x / L`:
+/// With `L = sqrt(sum over e of x[.., e]^2 + eps)`, the gradient of `y = x / L`:
 ///
 /// ```text
 /// dx[.., d] = (dy[.., d] - x[.., d] / L^2 * sum over e of x[.., e] * dy[.., e]) / L
 /// ```
-/// If [`L2NormConvention::Max`] divides by eps, that is a constant, and `dx = dy / eps`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -27,12 +25,12 @@ use lowbit_formats::DType;
 ///
 /// # Errors
 /// As [`l2_norm()`](super::l2_norm()); [`KernelError::Shape`] for a dy of another shape than x.
-pub fn l2_norm_backward(x: &Tensor, params: &L2Norm, dy: &Tensor) -> Result<Tensor, KernelError> {
+pub fn l2_norm_backward(x: &Tensor, eps: f32, dy: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("l2_norm_backward");
     let Some(&width) = x.shape().last() else {
         return Err(check.shape_error("x", x, "[.., D] is wanted".into()));
     };
-    check.eps(params.eps)?;
+    check.eps(eps)?;
     check.float("x", x)?;
     check.shape("dy", dy, x.shape(), || "x".into())?;
     let dtype = check.float("dy", dy)?.dtype();
@@ -41,21 +39,21 @@ pub fn l2_norm_backward(x: &Tensor, params: &L2Norm, dy: &Tensor) -> Result<Tens
     let dx = match x.device() {
         _ if x.is_empty() => Tensor::allocate(x.shape(), DType::F32, x.device())?,
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::launch(check, gpu, [&x, &dy], params)?,
+        Device::Gpu(gpu) => gpu::launch(check, gpu, [&x, &dy], eps)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
-        Device::Cpu(cpu) => on_cpu(cpu, [&x, &dy], width, params)?,
+        Device::Cpu(cpu) => on_cpu(cpu, [&x, &dy], width, eps)?,
     };
     dx.cast(dtype)
 }
 
 /// dx in f32, of x and dy in f32.
-fn on_cpu(cpu: &Cpu, [x, dy]: [&Tensor; 2], width: usize, params: &L2Norm) -> Result<Tensor, KernelError> {
+fn on_cpu(cpu: &Cpu, [x, dy]: [&Tensor; 2], width: usize, eps: f32) -> Result<Tensor, KernelError> {
     let mut dx = Tensor::allocate(x.shape(), DType::F32, x.device())?;
     let (x, dy) = (x.as_slice::<f32>()?, dy.as_slice::<f32>()?);
     cpu.for_each_rows(dx.as_mut_slice()?, width, 4 * width, |first, dx| {
         let range = first * width..first * width + dx.len();
-        cpu.isa().dispatch(Rows { x: &x[range.clone()], dy: &dy[range], width, params, dx });
+        cpu.isa().dispatch(Rows { x: &x[range.clone()], dy: &dy[range], width, eps, dx });
     });
     Ok(dx)
 }
@@ -65,7 +63,7 @@ struct Rows<'a> {
     x: &'a [f32],
     dy: &'a [f32],
     width: usize,
-    params: &'a L2Norm,
+    eps: f32,
     dx: &'a mut [f32],
 }
 
@@ -76,10 +74,8 @@ impl Kernel for Rows<'_> {
     fn run<S: Simd>(self, simd: S) {
         let rows = self.x.chunks_exact(self.width).zip(self.dy.chunks_exact(self.width));
         for ((x, dy), dx) in rows.zip(self.dx.chunks_exact_mut(self.width)) {
-            let length = self.params.length(slices::dot(simd, x, x), self.width);
-            let scale = slices::reciprocal(length);
-            let is_constant = self.params.convention == L2NormConvention::Max && length == self.params.eps;
-            let along = if is_constant { 0.0 } else { slices::dot(simd, x, dy) * scale * scale };
+            let scale = slices::reciprocal((slices::dot(simd, x, x) + self.eps).sqrt());
+            let along = slices::dot(simd, x, dy) * scale * scale;
             dx.iter_mut().zip(x.iter().zip(dy)).for_each(|(dx, (x, dy))| *dx = (dy - x * along) * scale);
         }
     }

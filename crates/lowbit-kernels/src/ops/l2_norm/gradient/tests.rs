@@ -7,29 +7,14 @@ use crate::ops::testing::{
 };
 use numcheck::{Random, gamma};
 
-const CONVENTIONS: [L2NormConvention; 3] =
-    [L2NormConvention::Sum, L2NormConvention::Mean, L2NormConvention::Max];
-
 /// dx in f64, and the magnitude of its terms.
-fn reference(x: &[f32], width: usize, params: &L2Norm, dy: &[f32]) -> (Vec<f64>, Vec<f64>) {
+fn reference(x: &[f32], width: usize, eps: f32, dy: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let mut dx = (vec![], vec![]);
     for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact(width)) {
         let products = || x.iter().zip(dy).map(|(&x, &dy)| f64::from(x) * f64::from(dy));
         let sum: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
-        let (eps, moves) = (
-            f64::from(params.eps),
-            if params.convention == L2NormConvention::Max {
-                sum.sqrt() > f64::from(params.eps)
-            } else {
-                true
-            },
-        );
-        let length = match params.convention {
-            L2NormConvention::Sum => (sum + eps).sqrt(),
-            L2NormConvention::Mean => (sum + width as f64 * eps).sqrt(),
-            L2NormConvention::Max => sum.sqrt().max(eps),
-        };
-        let factor = if moves { length.powi(-2) } else { 0.0 };
+        let length = (sum + f64::from(eps)).sqrt();
+        let factor = length.powi(-2);
         let (along, most) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
         for (&x, &dy) in x.iter().zip(dy) {
             let (x, dy) = (f64::from(x), f64::from(dy));
@@ -44,10 +29,9 @@ fn reference(x: &[f32], width: usize, params: &L2Norm, dy: &[f32]) -> (Vec<f64>,
 fn formulas_are_the_derivatives_of_the_forward_reference() {
     let mut random = Random::new(1);
     let (x, dy) = (coarse(&mut random, 2 * 5), coarse(&mut random, 2 * 5));
-    for (convention, eps) in CONVENTIONS.into_iter().flat_map(|c| [(c, 0.01), (c, 10.0)]) {
-        let params = L2Norm { eps, convention };
-        let want = reference(&x, 5, &params, &dy).0;
-        assert_derivatives("dx", &x, &want, |x| dot(&reference::l2_norm(x, 5, &params), &dy));
+    for eps in [0.01, 10.0] {
+        let want = reference(&x, 5, eps, &dy).0;
+        assert_derivatives("dx", &x, &want, |x| dot(&reference::l2_norm(x, 5, eps), &dy));
     }
 }
 
@@ -66,24 +50,20 @@ fn gpu_agrees_with_f64() {
 fn agrees_with_f64_on(devices: &[Device], shapes: &[[usize; 2]]) {
     let mut random = Random::new(2);
     for device in devices {
-        for (&shape, convention) in shapes.iter().flat_map(|shape| CONVENTIONS.map(|c| (shape, c))) {
+        for &shape in shapes {
             let (width, dtype) = (shape[1], FLOATS[shape[1] % 3]);
             let (x, xs) = normal(&mut random, &shape, FLOATS[(width + 1) % 3], device);
             let (dy, dys) = normal(&mut random, &shape, dtype, device);
             for eps in [1e-6, 100.0] {
-                let params = L2Norm { eps, convention };
-                let (want, magnitude) = reference(&xs, width, &params, &dys);
+                let (want, magnitude) = reference(&xs, width, eps, &dys);
                 // The length comes three times; the sum along dy once; and what joins the terms.
                 let gamma = gamma(3 * reference::roundings(width) + width + 6);
-                let dx = l2_norm_backward(&x, &params, &dy).unwrap();
+                let dx = l2_norm_backward(&x, eps, &dy).unwrap();
                 assert_close(&dx, &shape, dtype, &want, |i| gamma * magnitude[i]);
             }
         }
-        let (empty, params) = (
-            Tensor::new::<f32>(&[], &[0, 3], device).unwrap(),
-            L2Norm { eps: 1e-6, convention: L2NormConvention::Sum },
-        );
-        assert_eq!(l2_norm_backward(&empty, &params, &empty).unwrap().shape(), [0, 3]);
+        let empty = Tensor::new::<f32>(&[], &[0, 3], device).unwrap();
+        assert_eq!(l2_norm_backward(&empty, 1e-6, &empty).unwrap().shape(), [0, 3]);
     }
 }
 
@@ -91,7 +71,6 @@ fn agrees_with_f64_on(devices: &[Device], shapes: &[[usize; 2]]) {
 fn refusals_name_both_sides() {
     let device = device();
     let x = Tensor::new(&[1f32; 6], &[2, 3], &device).unwrap();
-    let params = L2Norm { eps: 1e-6, convention: L2NormConvention::Sum };
-    let error = l2_norm_backward(&x, &params, &x.reshape(&[3, 2]).unwrap()).unwrap_err();
+    let error = l2_norm_backward(&x, 1e-6, &x.reshape(&[3, 2]).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "l2_norm_backward: dy is [3, 2], but x wants [2, 3]");
 }

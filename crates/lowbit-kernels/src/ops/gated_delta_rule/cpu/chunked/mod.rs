@@ -78,7 +78,7 @@ impl Chunked<'_, '_, '_> {
     fn tiled<S: Simd, const M: usize, R: Reads>(self, simd: S, mut reads: R) {
         let Self { problem, heads } = self;
         let length = heads[0].tokens.len();
-        let strips = Strips::new(problem.dims, problem.params.state_layout, S::LANES, length);
+        let strips = Strips::new(problem.dims, S::LANES, length);
         let head = |piece| Head::new(problem, piece, strips, reads.tiles());
         let mut heads: Vec<Head<R::Tile>> = heads.into_iter().map(head).collect();
         for head in &mut heads {

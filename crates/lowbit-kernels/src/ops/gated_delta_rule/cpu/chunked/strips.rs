@@ -2,8 +2,8 @@
 //! one piece, so that it fits a near cache, for whose lines rows of the whole state would compete.
 
 use super::CHUNK;
-use crate::gemm::{Lines, transpose};
-use crate::ops::gated_delta_rule::{Dims, StateLayout};
+use crate::gemm::Lines;
+use crate::ops::gated_delta_rule::Dims;
 use std::ops::Range;
 
 /// The most rows of a tile.
@@ -20,7 +20,6 @@ pub(super) struct Strips {
     key_dim: usize,
     value_dim: usize,
     lanes: usize,
-    order: StateLayout,
 }
 
 /// The place of a strip's columns.
@@ -37,11 +36,10 @@ pub(super) struct Strip {
 
 impl Strips {
     /// For a sequence of `length` tokens.
-    pub fn new(dims: Dims, order: StateLayout, lanes: usize, length: usize) -> Self {
+    pub fn new(dims: Dims, lanes: usize, length: usize) -> Self {
         let Dims { key_dim, value_dim, .. } = dims;
         let whole = key_dim.is_multiple_of(TILE) && value_dim.is_multiple_of(lanes);
-        let in_place = whole && order == StateLayout::KeyValue && length < COPIED;
-        Self { in_place, key_dim, value_dim, lanes, order }
+        Self { in_place: whole && length < COPIED, key_dim, value_dim, lanes }
     }
 
     pub fn each(self) -> impl Iterator<Item = Strip> {
@@ -66,18 +64,8 @@ impl Strips {
         let mut strips = Lines::zeros(rows * self.value_dim.next_multiple_of(self.lanes));
         for Strip { columns, start, width, .. } in self.each() {
             let strip = &mut strips[start..][..rows * width];
-            match self.order {
-                StateLayout::KeyValue => {
-                    let rows = state.chunks_exact(self.value_dim);
-                    for (strip, row) in strip.chunks_exact_mut(width).zip(rows) {
-                        strip[..columns.len()].copy_from_slice(&row[columns.clone()]);
-                    }
-                }
-                StateLayout::ValueKey => transpose(
-                    (&state[columns.start * self.key_dim..], self.key_dim),
-                    (strip, width),
-                    (columns.len(), self.key_dim),
-                ),
+            for (strip, row) in strip.chunks_exact_mut(width).zip(state.chunks_exact(self.value_dim)) {
+                strip[..columns.len()].copy_from_slice(&row[columns.clone()]);
             }
         }
         Some(strips)
@@ -87,18 +75,8 @@ impl Strips {
     pub fn restore(self, strips: &[f32], state: &mut [f32]) {
         for Strip { columns, start, width, .. } in self.each() {
             let strip = &strips[start..][..self.key_dim * width];
-            match self.order {
-                StateLayout::KeyValue => {
-                    let rows = state.chunks_exact_mut(self.value_dim);
-                    for (strip, row) in strip.chunks_exact(width).zip(rows) {
-                        row[columns.clone()].copy_from_slice(&strip[..columns.len()]);
-                    }
-                }
-                StateLayout::ValueKey => transpose(
-                    (strip, width),
-                    (&mut state[columns.start * self.key_dim..], self.key_dim),
-                    (self.key_dim, columns.len()),
-                ),
+            for (strip, row) in strip.chunks_exact(width).zip(state.chunks_exact_mut(self.value_dim)) {
+                row[columns.clone()].copy_from_slice(&strip[..columns.len()]);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The compile-time configuration of both kernels of the chunked form, and the cut of a chunk.
 
-use super::super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, Rule, StateLayout};
+use super::super::super::{Dims, GatedDeltaRule, HeadMap, Rule};
 use crate::gpu::caps::{Caps, Matrices};
 use lowbit_formats::FloatType;
 
@@ -13,8 +13,6 @@ pub(in super::super) struct MatrixChunks {
     pub key_dim: usize,
     pub value_dim: usize,
     pub head_map: HeadMap,
-    pub layout: StateLayout,
-    pub sign: DecaySign,
     /// The matrices that the device multiplies at once.
     pub matrices: Matrices,
     /// Units of the largest plane that may run. Where planes are smaller there are more of them.
@@ -51,13 +49,12 @@ impl MatrixChunks {
     /// With every cut that the device has units and shared memory for.
     pub fn all(caps: &Caps, dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Vec<Self> {
         let Dims { key_dim, value_dim, .. } = dims;
-        let GatedDeltaRule { rule, head_map, state_layout: layout, sign, .. } = *params;
+        let GatedDeltaRule { rule, head_map, .. } = *params;
         let Some(matrices) = caps.matrices(dtype).filter(|_| matches!(key_dim, 64 | 128)) else {
             return Vec::new();
         };
         let plane = caps.largest_plane;
-        let config =
-            |cut| Self { dtype, rule, key_dim, value_dim, head_map, layout, sign, matrices, plane, cut };
+        let config = |cut| Self { dtype, rule, key_dim, value_dim, head_map, matrices, plane, cut };
         let fits = |config: &Self| {
             let Cut { tokens, columns } = config.cut;
             value_dim.is_multiple_of(columns)

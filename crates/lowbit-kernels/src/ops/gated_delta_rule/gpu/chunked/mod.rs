@@ -28,7 +28,7 @@ use super::operands::in_chunks;
 #[cfg(test)]
 use crate::gpu::compile::Target;
 #[cfg(test)]
-use crate::ops::gated_delta_rule::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use crate::ops::gated_delta_rule::{Dims, GatedDeltaRule, HeadMap};
 use crate::{KernelError, Tensor};
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
@@ -42,13 +42,13 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         let dims = Dims { key_heads: 2, value_heads: 4, key_dim, value_dim: 128 };
         MatrixChunks::all(target.caps(), dims, &params, dtype)
     };
-    let of = |dtype, key_dim, state_layout, head_map, sign| {
-        by(dtype, key_dim, GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) })
+    let of = |dtype, key_dim, head_map| {
+        by(dtype, key_dim, GatedDeltaRule { head_map, ..GatedDeltaRule::new(key_dim) })
     };
     let mut configs = Vec::new();
     for dtype in [FloatType::F16, FloatType::BF16] {
-        configs.extend(of(dtype, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
-        configs.extend(of(dtype, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate));
+        configs.extend(of(dtype, 128, HeadMap::Grouped));
+        configs.extend(of(dtype, 64, HeadMap::Tiled));
         configs.extend(by(dtype, 128, GatedDeltaRule::additive()));
     }
     let all = |config| {

@@ -31,7 +31,7 @@ use crate::gpu::matrices::{VECTOR, zeros};
 use crate::gpu::sequences::{Sequences, SequencesArgs, bounds, state_row};
 use crate::ops::gated_delta_rule::gpu::operands::{Operands, OperandsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, StateLayout};
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -273,11 +273,7 @@ fn state_place(#[comptime] i: usize, #[comptime] config: MatrixChunks) -> (usize
 /// The index of an element in a head's matrix.
 #[cube]
 fn state_element(row: usize, column: usize, #[comptime] config: MatrixChunks) -> usize {
-    if comptime!(config.layout == StateLayout::KeyValue) {
-        row * comptime!(config.value_dim) + column
-    } else {
-        column * comptime!(config.key_dim) + row
-    }
+    row * comptime!(config.value_dim) + column
 }
 
 /// The token and column of a unit's element `i` of the chunk's values.

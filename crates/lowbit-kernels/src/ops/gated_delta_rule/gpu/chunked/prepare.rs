@@ -24,7 +24,7 @@ use crate::gpu::matrices::{VECTOR, zeros};
 use crate::gpu::sequences::{Piece, piece};
 use crate::ops::gated_delta_rule::gpu::operands::{Inputs, InputsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, DecaySign, GatedDeltaInputs};
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -112,8 +112,7 @@ fn load_gates(
         let mut beta = 0.0f32;
         if piece.first + unit < piece.last {
             let gate = (piece.first + unit) * head.1 + head.0;
-            let log_decay = inputs.log_decay[gate];
-            decay = math::exp(if comptime!(config.sign == DecaySign::Rate) { -log_decay } else { log_decay });
+            decay = math::exp(inputs.log_decay[gate]);
             beta = inputs.beta[gate];
         }
         to.decays[unit] = decay;

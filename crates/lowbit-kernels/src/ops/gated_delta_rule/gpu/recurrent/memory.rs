@@ -2,13 +2,11 @@
 
 use super::{FOUR, RecurrentConfig};
 use crate::gpu::float::{narrow, widen};
-use crate::ops::gated_delta_rule::StateLayout;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Loads four elements from `at` on to `to[first]` and on, strided by `stride`; zeros for those
-/// past the first `count`.
+/// Loads four elements from `at` on to `to[first]` and on; zeros for those past the first `count`.
 #[cube]
 pub(super) fn load<S: Int, N: Size>(
     from: &[Vector<S, N>],
@@ -16,12 +14,11 @@ pub(super) fn load<S: Int, N: Size>(
     count: usize,
     to: &mut Array<f32>,
     #[comptime] first: usize,
-    #[comptime] stride: usize,
     #[comptime] dtype: FloatType,
 ) {
     #[unroll]
     for j in 0..FOUR {
-        to[first + j * stride] = 0.0;
+        to[first + j] = 0.0;
     }
     let wide = N::value();
     if comptime!(wide == FOUR) {
@@ -29,14 +26,14 @@ pub(super) fn load<S: Int, N: Size>(
             let vector = from[at / FOUR];
             #[unroll]
             for j in 0..FOUR {
-                to[first + j * stride] = widen(u32::cast_from(vector.extract(j)), dtype);
+                to[first + j] = widen(u32::cast_from(vector.extract(j)), dtype);
             }
         }
     } else {
         #[unroll]
         for j in 0..FOUR {
             if j < count {
-                to[first + j * stride] = widen(u32::cast_from(from[at + j].extract(0usize)), dtype);
+                to[first + j] = widen(u32::cast_from(from[at + j].extract(0usize)), dtype);
             }
         }
     }
@@ -50,7 +47,6 @@ pub(super) fn store<S: Int, N: Size>(
     count: usize,
     from: &Array<f32>,
     #[comptime] first: usize,
-    #[comptime] stride: usize,
     #[comptime] dtype: FloatType,
 ) {
     let wide = N::value();
@@ -59,7 +55,7 @@ pub(super) fn store<S: Int, N: Size>(
             let mut vector = Vector::<S, N>::new(S::from_int(0));
             #[unroll]
             for j in 0..FOUR {
-                vector.insert(j, S::cast_from(narrow(from[first + j * stride], dtype)));
+                vector.insert(j, S::cast_from(narrow(from[first + j], dtype)));
             }
             to[at / FOUR] = vector;
         }
@@ -67,15 +63,14 @@ pub(super) fn store<S: Int, N: Size>(
         #[unroll]
         for j in 0..FOUR {
             if j < count {
-                to[at + j] = Vector::<S, N>::new(S::cast_from(narrow(from[first + j * stride], dtype)));
+                to[at + j] = Vector::<S, N>::new(S::cast_from(narrow(from[first + j], dtype)));
             }
         }
     }
 }
 
 /// The index of line `j` of a unit's block `i` of the matrix at `matrix`, and how many elements
-/// from there on belong to the matrix. A line is four columns of a row, or four rows of a column,
-/// whichever lie together.
+/// from there on belong to the matrix. A line is four columns of a row.
 #[cube]
 fn line(
     matrix: usize,
@@ -88,24 +83,11 @@ fn line(
     let (key_dim, value_dim) = comptime!((config.key_dim, config.value_dim));
     let row = (i * comptime!(config.lanes) + lane) * FOUR;
     let rows = key_dim - min(row, key_dim.runtime());
-    if comptime!(config.layout == StateLayout::KeyValue) {
-        (matrix + (row + j) * value_dim + column, select(j < rows, columns, 0usize))
-    } else {
-        (matrix + (column + j) * key_dim + row, select(j < columns, rows, 0usize))
-    }
+    (matrix + (row + j) * value_dim + column, select(j < rows, columns, 0usize))
 }
 
-/// The first place of that line in registers, which hold each row's four columns, and the step from
-/// place to place.
-fn registers(i: usize, j: usize, config: RecurrentConfig) -> (usize, usize) {
-    let first = i * FOUR * FOUR;
-    match config.layout {
-        StateLayout::KeyValue => (first + j * FOUR, 1),
-        StateLayout::ValueKey => (first + j, FOUR),
-    }
-}
-
-/// Loads the part of the matrix at `matrix` that the unit at `(lane, column, columns)` keeps.
+/// Loads the part of the matrix at `matrix` that the unit at `(lane, column, columns)` keeps: each
+/// row's four columns, one row after the other.
 #[cube]
 pub(super) fn load_state<N: Size>(
     state: &[Vector<u32, N>],
@@ -119,8 +101,7 @@ pub(super) fn load_state<N: Size>(
         #[unroll]
         for j in 0..FOUR {
             let (index, count) = line(matrix, at, i, j, config);
-            let (first, step) = comptime!(registers(i, j, config));
-            load::<u32, N>(state, index, count, s, first, step, FloatType::F32);
+            load::<u32, N>(state, index, count, s, comptime!((i * FOUR + j) * FOUR), FloatType::F32);
         }
     }
 }
@@ -139,8 +120,7 @@ pub(super) fn store_state<N: Size>(
         #[unroll]
         for j in 0..FOUR {
             let (index, count) = line(matrix, at, i, j, config);
-            let (first, step) = comptime!(registers(i, j, config));
-            store::<u32, N>(state, index, count, s, first, step, FloatType::F32);
+            store::<u32, N>(state, index, count, s, comptime!((i * FOUR + j) * FOUR), FloatType::F32);
         }
     }
 }

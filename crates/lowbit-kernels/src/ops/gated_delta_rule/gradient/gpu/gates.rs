@@ -24,15 +24,13 @@ use crate::ops::gated_delta_rule::gpu::{Sizes, key_head};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The products of decays, a unit per chunk and head. `factor` is the bits of what makes
-/// `log_decay` non-positive.
+/// The products of decays, a unit per chunk and head.
 #[kernel]
 fn gated_delta_rule_backward_decays(
     log_decay: &[f32],
     cu_seqlens: &[u32],
     decays: &mut Decays,
     sizes: Sizes,
-    factor: u32,
 ) {
     let heads = sizes.value_heads as usize;
     let (slot, head) = (ABSOLUTE_POS / heads, ABSOLUTE_POS % heads);
@@ -41,7 +39,7 @@ fn gated_delta_rule_backward_decays(
     let mut t = piece.first;
     while t < piece.last {
         let gate = t * heads + head;
-        let decay = exp(f32::reinterpret(factor) * log_decay[gate]);
+        let decay = exp(log_decay[gate]);
         product *= decay;
         decays.of_token[gate] = decay;
         decays.from_start[gate] = product;
@@ -58,13 +56,12 @@ fn gated_delta_rule_backward_decays(
 }
 
 pub(super) fn decays(problem: &Problem<'_>) -> Result<(), KernelError> {
-    let Problem { gpu, operands, params, sizes, slots, .. } = *problem;
+    let Problem { gpu, operands, sizes, slots, .. } = *problem;
     let arguments = GatedDeltaRuleBackwardDecays {
         log_decay: operands.log_decay.buffer()?,
         cu_seqlens: operands.cu_seqlens.buffer()?,
         decays: problem.decays()?,
         sizes,
-        factor: params.decay_factor().to_bits(),
     };
     let cubes = rows::cubes((slots * operands.v.dim(1)).div_ceil(UNITS));
     // SAFETY: the sizes are the tensors', and a piece stays within the tokens.
@@ -183,15 +180,13 @@ struct GateInputs {
     pairs: Box<[f32]>,
 }
 
-/// `dlog_decay`, a unit per token and head, and a cube per chunk and head. `factor` is the bits of
-/// what makes `log_decay` non-positive.
+/// `dlog_decay`, a unit per token and head, and a cube per chunk and head.
 #[kernel]
 fn gated_delta_rule_backward_gates(
     inputs: &GateInputs,
     cu_seqlens: &[u32],
     dlog_decay: &mut [f32],
     sizes: Sizes,
-    factor: u32,
     #[comptime] heads: Heads,
 ) {
     let value_heads = sizes.value_heads as usize;
@@ -223,12 +218,12 @@ fn gated_delta_rule_backward_gates(
             sum += inputs.after[(piece.first + j) * value_heads + head];
             j += 1;
         }
-        dlog_decay[(piece.first + unit) * value_heads + head] = f32::reinterpret(factor) * (total + sum);
+        dlog_decay[(piece.first + unit) * value_heads + head] = total + sum;
     }
 }
 
 pub(super) fn gates(problem: &Problem<'_>) -> Result<(), KernelError> {
-    let Problem { gpu, operands, params, heads, sizes, slots, .. } = *problem;
+    let Problem { gpu, operands, heads, sizes, slots, .. } = *problem;
     let ([_, from_start, _], [_, _, pairs], [before, after]) =
         (&problem.decays, &problem.pairs, &problem.sums);
     let arguments = GatedDeltaRuleBackwardGates {
@@ -242,7 +237,6 @@ pub(super) fn gates(problem: &Problem<'_>) -> Result<(), KernelError> {
         cu_seqlens: operands.cu_seqlens.buffer()?,
         dlog_decay: problem.gradients.dlog_decay.buffer()?,
         sizes,
-        factor: params.decay_factor().to_bits(),
     };
     let cubes = rows::cubes(slots * operands.v.dim(1));
     // SAFETY: the sizes are the tensors', and a piece stays within the tokens.

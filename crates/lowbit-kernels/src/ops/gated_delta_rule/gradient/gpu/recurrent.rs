@@ -16,7 +16,7 @@ use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::rows::{Sum, reduce_plane};
 use crate::gpu::sequences::bounds;
 use crate::ops::gated_delta_rule::gpu::{Sizes, key_head};
-use crate::ops::gated_delta_rule::{StateLayout, policy};
+use crate::ops::gated_delta_rule::policy;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -24,8 +24,6 @@ use cubecl_core::prelude::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RecurrentConfig {
     heads: Heads,
-    /// Of the state before.
-    layout: StateLayout,
     /// Units that share a column.
     lanes: usize,
 }
@@ -40,11 +38,11 @@ const UNITS: usize = 32;
 const ROWS: usize = 16;
 
 impl RecurrentConfig {
-    fn new(target: &Target, heads: Heads, layout: StateLayout, columns: usize) -> Self {
+    fn new(target: &Target, heads: Heads, columns: usize) -> Self {
         let plane = target.smallest_plane();
         let most = heads.key_dim.div_ceil(ROWS).next_power_of_two();
         let lanes = policy::gpu_lanes(heads.key_dim, columns, plane).max(most).min(plane);
-        Self { heads, layout, lanes }
+        Self { heads, lanes }
     }
 
     /// Rows per unit.
@@ -285,11 +283,7 @@ fn load_state(state: &[f32], s: &mut Array<f32>, at: &Place, #[comptime] config:
         for c in 0..FOUR {
             s[i * FOUR + c] = 0.0;
             if c < at.columns && row < key_dim {
-                if comptime!(config.layout == StateLayout::KeyValue) {
-                    s[i * FOUR + c] = state[matrix + row * value_dim + at.column + c];
-                } else {
-                    s[i * FOUR + c] = state[matrix + (at.column + c) * key_dim + row];
-                }
+                s[i * FOUR + c] = state[matrix + row * value_dim + at.column + c];
             }
         }
     }
@@ -397,19 +391,18 @@ fn back_kernel(target: &Target, config: RecurrentConfig) -> Kernel<GatedDeltaRul
 
 #[cfg(test)]
 pub(super) fn kernels(target: &Target, heads: Heads) -> Vec<Box<dyn CubeKernel>> {
-    let of = |columns, layout| {
-        let config = RecurrentConfig::new(target, heads, layout, columns);
+    let of = |columns| {
+        let config = RecurrentConfig::new(target, heads, columns);
         [forward_kernel(target, config).code(), back_kernel(target, config).code()]
     };
-    let all = [of(1 << 12, StateLayout::KeyValue), of(1 << 18, StateLayout::ValueKey)];
-    all.into_iter().flatten().collect()
+    [1 << 12, 1 << 18].into_iter().flat_map(of).collect()
 }
 
 /// Fills the residuals, `ddelta`, `dv` and both checkpoints of each chunk.
 pub(super) fn launch(problem: &Problem<'_>) -> Result<(), KernelError> {
     let Problem { gpu, operands, heads, sizes, .. } = *problem;
     let (sequences, columns) = (operands.state.dim(0), operands.state.len() / heads.key_dim);
-    let config = RecurrentConfig::new(gpu.target(), heads, problem.params.state_layout, columns);
+    let config = RecurrentConfig::new(gpu.target(), heads, columns);
     let cubes = [operands.v.dim(1) * config.cubes(), sequences.min(CUBES), sequences.div_ceil(CUBES)];
     let [x, y, z] = cubes.map(|count| CHECK.index(count));
     let cubes = [x?, y?, z?];
