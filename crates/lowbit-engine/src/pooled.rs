@@ -170,7 +170,7 @@ impl PooledRunner {
         if rows.iter().all(|row| row.guesses == 0) {
             return Ok(drafts);
         }
-        let (mut places, mut known) = (vec![], vec![]);
+        let (mut steps, mut places, mut known) = (self.steps(widest(rows))?, vec![], vec![]);
         for (place, row) in rows.iter_mut().enumerate() {
             let states = row.sampler.states.take().filter(|(at, it)| at + it.dim(0) == row.text.len());
             if let Some((_, states)) = states.filter(|_| row.samples) {
@@ -178,7 +178,8 @@ impl PooledRunner {
                 known.push(MtpRow { cache: &*row.cache, text: row.text, states, most: row.guesses });
             }
         }
-        let guesses = predictor.guess_in(&self.one.model, &mut self.pool.borrow_mut(), &known);
+        let pool = &mut self.pool.borrow_mut();
+        let guesses = steps.guess((&self.one.model, predictor), pool, &known);
         let guesses = guesses.map_err(|error| self.one.sorted(error))?;
         places.into_iter().zip(guesses).for_each(|(place, guesses)| drafts[place] = guesses);
         Ok(drafts)

@@ -2,24 +2,26 @@
 
 mod first;
 mod logprobs;
+mod passes;
+mod predict;
+mod rows;
 mod verify;
 
 pub use first::FirstRow;
+pub use predict::MtpRow;
 pub use verify::{Verification, Verified};
 
-use crate::layers::Step;
 use crate::{CachePool, GenerationOptions, LogitRules, Model, ModelError, PoolCache, TokenLogprobs};
 use logprobs::Logprobs;
-use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeBatch, PAGE_TOKENS, SampleKind, SampleParams};
 use lowbit_kernels::{KernelError, Tensor};
+use passes::{Passes, Ran};
+use predict::MtpBatch;
+use rows::Rows;
 use verify::DraftBatch;
 
 /// The numbers of rows that steps are captured for. Rows without a sequence fill them up.
 const BUCKETS: [usize; 12] = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256];
-
-/// The most captured steps: the one that ran least recently goes. Each keeps its activations.
-const PASSES: usize = 16;
 
 /// Decode steps of up to 256 sequences whose caches are in a [`CachePool`]: each step runs the
 /// model on every sequence's last token and samples its next one, on the device. On a GPU a step is
@@ -28,22 +30,22 @@ const PASSES: usize = 16;
 #[derive(Debug)]
 pub struct BatchSteps {
     rows: Vec<Option<Occupant>>,
-    /// Each row's token, position, number of the step, and sampling.
-    state: DecodeBatch,
+    known: Rows,
     /// The sampling of first tokens, which are drawn beside the rows' own.
     firsts: DecodeBatch,
-    /// u32 `[rows, N]` each, `[rows]` and `[rows + 1]`, as [`Step::rows`] takes them.
-    table: Tensor,
-    windows: Option<Tensor>,
+    /// u32 `[rows]` and `[rows + 1]`, as [`Step::rows`](crate::layers::Step::rows) takes them.
     slots: Tensor,
     cu_seqlens: Tensor,
-    /// The last one ran last.
-    passes: Vec<Ran>,
+    /// By the number of rows, and the sampling that belongs to the pass, if any does; results are
+    /// logits, f32 `[rows, vocab_size]`.
+    passes: Passes<StepKey, Tensor>,
     /// Rows of guesses, once there were some.
     drafts: Option<DraftBatch>,
-    /// Steps captured so far.
-    captures: usize,
+    /// Rows that a layer of the model guesses for, once there were some.
+    predicted: Option<MtpBatch>,
 }
+
+type StepKey = (usize, Option<SampleKind>);
 
 /// A sequence, for one step.
 #[derive(Debug)]
@@ -81,30 +83,9 @@ pub struct BatchDrawn {
 struct Occupant {
     id: u64,
     slot: u32,
-    pages: Vec<u32>,
-    windows: Vec<u32>,
     sampling: SampleParams,
     /// The token that the row's next step runs, its position, and the number of the draw.
     next: Option<(u32, usize, u32)>,
-}
-
-/// A step that has run.
-#[derive(Debug)]
-struct Ran {
-    rows: usize,
-    /// The sampling that belongs to it, if any does.
-    kind: Option<SampleKind>,
-    /// f32 `[rows, vocab_size]`.
-    logits: Tensor,
-    /// On a GPU.
-    captured: Option<Captured>,
-}
-
-/// A captured step, and the logits that a replay writes, if they are not those of the run itself.
-#[derive(Debug)]
-struct Captured {
-    pass: Pass,
-    logits: Option<Tensor>,
 }
 
 impl BatchSteps {
@@ -116,19 +97,16 @@ impl BatchSteps {
     pub fn new(model: &Model, rows: usize, context: usize, window: usize) -> Result<Self, KernelError> {
         let (rows, device) = (bucket(rows), model.device());
         let offsets: Vec<u32> = (0..=rows as u32).collect();
-        let zeros = |shape: &[usize]| Tensor::new(&vec![0u32; shape.iter().product()], shape, device);
-        let table = [rows, context.div_ceil(PAGE_TOKENS).max(1)];
+        let shape = [rows, context.div_ceil(PAGE_TOKENS).max(1)];
         Ok(Self {
             rows: (0..rows).map(|_| None).collect(),
-            state: DecodeBatch::new(rows, window, device)?,
+            known: Rows::new(shape, window, model.decoder().has_windows(), device)?,
             firsts: DecodeBatch::new(rows, window, device)?,
-            table: zeros(&table)?,
-            windows: model.decoder().has_windows().then(|| zeros(&table)).transpose()?,
-            slots: zeros(&[rows])?,
+            slots: Tensor::new(&vec![0u32; rows], &[rows], device)?,
             cu_seqlens: Tensor::new(&offsets, &[rows + 1], device)?,
-            passes: vec![],
+            passes: Passes::default(),
             drafts: None,
-            captures: 0,
+            predicted: None,
         })
     }
 
@@ -139,12 +117,14 @@ impl BatchSteps {
 
     /// The most last tokens that penalties look at.
     pub fn window(&self) -> usize {
-        self.state.window()
+        self.known.state.window()
     }
 
-    /// Steps captured so far, each of which has taken longer than its replays.
+    /// Passes captured so far, each of which has taken longer than its replays.
     pub fn captures(&self) -> usize {
-        self.captures
+        let drafts = self.drafts.as_ref().map_or(0, DraftBatch::captures);
+        let predicted = self.predicted.as_ref().map_or(0, MtpBatch::captures);
+        self.passes.captures + drafts + predicted
     }
 
     /// The most sequences.
@@ -191,15 +171,14 @@ impl BatchSteps {
         for (row, &place) in rows.iter().zip(&places) {
             self.update(row, place)?;
         }
-        let kind = self.state.kind(0..count).coarse();
-        let changes = |row: &BatchRow<'_>| row.rules.as_ref().is_some_and(|rules| !rules.is_empty());
-        let apart = rows.iter().any(|row| row.draws && changes(row));
+        let kind = self.known.state.kind(0..count).coarse();
+        let apart = rows.iter().any(|row| row.draws && row.has_rules());
         let top = rows.iter().filter(|row| row.draws).filter_map(|row| row.logprobs).max();
         let mut ran = self.forward(model, pool, count, (!apart).then_some(kind))?;
         let mut changed: Vec<_> = rows.iter().map(|_| Ok(())).collect();
         let given = match apart {
             // Rows are changed in place.
-            true => top.map(|_| copy_of(&ran.logits)).transpose()?,
+            true => top.map(|_| copy_of(&ran.results)).transpose()?,
             false => None,
         };
         if apart {
@@ -208,14 +187,14 @@ impl BatchSteps {
             for ((row, &place), changed) in
                 rows.iter_mut().zip(&places).zip(&mut changed).filter(|((row, _), _)| row.draws)
             {
-                *changed = change(row.rules.as_deref_mut(), place, &mut ran.logits);
+                *changed = change(row.rules.as_deref_mut(), place, &mut ran.results);
             }
-            ops::sample_rows(&ran.logits, &mut self.state, kind)?;
+            ops::sample_rows(&ran.results, &mut self.known.state, kind)?;
         }
-        let tokens = self.state.tokens().rows(0, count)?;
-        let logprobs = Logprobs::new(given.as_ref().unwrap_or(&ran.logits), &tokens, top)?;
-        self.keep(ran);
-        let mut drawn: Vec<_> = self.state.drawn(0..count)?.wait()?.into_iter().map(Some).collect();
+        let tokens = self.known.ids(count)?;
+        let logprobs = Logprobs::new(given.as_ref().unwrap_or(&ran.results), &tokens, top)?;
+        self.passes.keep(ran);
+        let mut drawn: Vec<_> = self.known.state.drawn(0..count)?.wait()?.into_iter().map(Some).collect();
         let logprobs = logprobs.wait()?;
         let mut results = vec![];
         for ((row, &place), changed) in rows.iter_mut().zip(&places).zip(changed) {
@@ -240,10 +219,7 @@ impl BatchSteps {
             let Some(occupant) = &self.rows[place] else { continue };
             if place >= count || !rows.iter().any(|row| row.id == occupant.id) {
                 self.rows[place] = None;
-                self.state.clear_row(place)?;
-                for table in [&mut self.table].into_iter().chain(&mut self.windows) {
-                    table.write_at(place * table.dim(1), &[0u32])?;
-                }
+                self.known.clear(place)?;
                 self.slots.write_at(place, &[0u32])?;
             }
         }
@@ -253,9 +229,8 @@ impl BatchSteps {
             let place = self.rows.iter().position(own);
             let place = place.or_else(|| self.rows.iter().position(Option::is_none)).expect("there is a row");
             if self.rows[place].is_none() {
-                let (sampling, pages, windows) = (row.options.sampling, vec![], vec![]);
-                self.rows[place] =
-                    Some(Occupant { id: row.id, slot: 0, pages, windows, sampling, next: None });
+                let sampling = row.options.sampling;
+                self.rows[place] = Some(Occupant { id: row.id, slot: 0, sampling, next: None });
             }
             places.push(place);
         }
@@ -269,18 +244,7 @@ impl BatchSteps {
         if row.cache.capacity() <= position || row.text.len() != position + 1 {
             return Err(ModelError::PoolIsFull);
         }
-        let pages = row.cache.pages();
-        if !occupant.pages.iter().copied().eq(pages) {
-            occupant.pages = row.cache.pages().collect();
-            self.table.write_at(place * self.table.dim(1), &occupant.pages)?;
-        }
-        if let (Some(table), Some(pages)) = (&mut self.windows, row.cache.window_pages()) {
-            let pages: Vec<u32> = pages.collect();
-            if occupant.windows != pages {
-                table.write_at(place * table.dim(1), &pages)?;
-                occupant.windows = pages;
-            }
-        }
+        self.known.write_pages(place, row.cache)?;
         let slot = row.cache.slot()?;
         if occupant.slot != slot {
             occupant.slot = slot;
@@ -289,7 +253,7 @@ impl BatchSteps {
         let wanted = Some((row.text[position], position, row.sampled));
         if occupant.next != wanted || occupant.sampling != row.options.sampling {
             let GenerationOptions { sampling, repetition_context, .. } = row.options;
-            self.state.set_row(place, row.text, row.sampled, sampling, *repetition_context)?;
+            self.known.state.set_row(place, row.text, row.sampled, sampling, *repetition_context)?;
             (occupant.next, occupant.sampling) = (wanted, *sampling);
         }
         Ok(())
@@ -302,61 +266,25 @@ impl BatchSteps {
         pool: &mut CachePool,
         count: usize,
         kind: Option<SampleKind>,
-    ) -> Result<Ran, KernelError> {
-        if let Some(known) = self.passes.iter().position(|ran| ran.rows == count && ran.kind == kind) {
-            let ran = self.passes.remove(known);
-            ran.captured.as_ref().map_or(Ok(()), |captured| captured.pass.replay())?;
-            return Ok(ran);
-        }
-        let mut runs = vec![];
-        let pass = model.device().capture(|| {
-            runs.push(self.record(model, pool, (count, kind))?);
-            Ok(())
-        });
-        // The first run is this step; the second was recorded for those that follow. Without memory
-        // for that one, which keeps all its activations, the next step tries again.
-        let mut runs = runs.into_iter();
-        let (logits, pass) = match (runs.next(), pass) {
-            (Some(logits), pass) => (logits, pass.ok().flatten()),
-            (None, pass) => {
-                return Err(pass.err().unwrap_or_else(|| unreachable!("a capture runs its work")));
+    ) -> Result<Ran<StepKey, Tensor>, KernelError> {
+        let (known, passes) = (&mut self.known, &mut self.passes);
+        let tables = [self.slots.rows(0, count)?, self.cu_seqlens.rows(0, count + 1)?];
+        passes.run((count, kind), model.device(), || {
+            let step = known.step(count, tables.each_ref())?;
+            let hidden = model.decoder().run_in_pool(&known.ids(count)?, &step, pool.layers())?;
+            let logits = model.decoder().logits(&hidden)?.into_tensor();
+            if let Some(kind) = kind {
+                ops::sample_rows(&logits, &mut known.state, kind)?;
             }
-        };
-        let captured = pass.map(|pass| Captured { pass, logits: runs.next() });
-        self.captures += usize::from(captured.is_some());
-        Ok(Ran { rows: count, kind, logits, captured })
+            Ok(logits)
+        })
     }
+}
 
-    /// Keeps a captured step for the next ones.
-    fn keep(&mut self, mut ran: Ran) {
-        let Some(captured) = &mut ran.captured else { return };
-        if let Some(logits) = captured.logits.take() {
-            ran.logits = logits;
-        }
-        if self.passes.len() == PASSES {
-            self.passes.remove(0);
-        }
-        self.passes.push(ran);
-    }
-
-    fn record(
-        &mut self,
-        model: &Model,
-        pool: &mut CachePool,
-        (count, kind): (usize, Option<SampleKind>),
-    ) -> Result<Tensor, KernelError> {
-        let positions = self.state.positions().rows(0, count)?;
-        let windows = self.windows.as_ref().map(|windows| windows.rows(0, count)).transpose()?;
-        let tables = (self.table.rows(0, count)?, windows);
-        let (slots, cu_seqlens) = (self.slots.rows(0, count)?, self.cu_seqlens.rows(0, count + 1)?);
-        let step = Step::rows(positions, tables, slots, cu_seqlens);
-        let ids = self.state.tokens().rows(0, count)?;
-        let hidden = model.decoder().run_in_pool(&ids, &step, pool.layers())?;
-        let logits = model.decoder().logits(&hidden)?.into_tensor();
-        if let Some(kind) = kind {
-            ops::sample_rows(&logits, &mut self.state, kind)?;
-        }
-        Ok(logits)
+impl BatchRow<'_> {
+    /// True if its logits may be changed.
+    fn has_rules(&self) -> bool {
+        self.rules.as_ref().is_some_and(|rules| !rules.is_empty())
     }
 }
 

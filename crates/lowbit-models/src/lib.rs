@@ -38,7 +38,7 @@ mod target;
 mod warnings;
 mod weights;
 
-pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow, Verification, Verified};
+pub use batch::{BatchDrawn, BatchRow, BatchSteps, FirstRow, MtpRow, Verification, Verified};
 pub use cache::window::WINDOW_ROLLBACK;
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
 pub use compile::{dry_batches, dry_chat, dry_generation, dry_guesses, dry_pooled, dry_speculation};
@@ -59,7 +59,7 @@ pub use perplexity::{
 pub use pool::{CachePool, PoolCache, PoolMark, PoolSequence};
 pub use pooled::Pooled;
 pub use speculate::{
-    DraftModel, DraftPass, Drafter, Mtp, MtpRow, Ngrams, Predictor, Script, Speculated, Speculation,
+    DraftModel, DraftPass, Drafter, Mtp, Ngrams, Predictor, Script, Speculated, Speculation,
 };
 pub use target::Target;
 pub use warnings::warnings;

@@ -117,7 +117,7 @@ impl PoolCache {
     }
 
     /// The numbers of its pages, in the order of its tokens.
-    pub(crate) fn pages(&self) -> impl ExactSizeIterator<Item = u32> {
+    pub(crate) fn pages(&self) -> impl ExactSizeIterator<Item = u32> + Clone {
         self.pages.iter().map(|page| page.number)
     }
 
@@ -128,7 +128,7 @@ impl PoolCache {
 
     /// The same of layers that keep a window: 0 for pages that were given back. None in models
     /// without such layers.
-    pub(crate) fn window_pages(&self) -> Option<impl ExactSizeIterator<Item = u32>> {
+    pub(crate) fn window_pages(&self) -> Option<impl ExactSizeIterator<Item = u32> + Clone> {
         self.windowed.numbers()
     }
 

@@ -68,7 +68,8 @@ pub use rms_norm_rope::{
 pub use rope::{Llama3, LongRope, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
 pub use router_top_k::{RouterParams, RouterScores, RouterTopKGradient, router_top_k, router_top_k_backward};
 pub use sample::{
-    DecodeBatch, DecodeState, Drawn, DrawnRows, SampleKind, SampleParams, sample, sample_next, sample_rows,
+    DecodeBatch, DecodeState, Drawn, DrawnRows, RowText, SampleKind, SampleParams, sample, sample_next,
+    sample_rows,
 };
 pub use top_logprobs::{LogprobRows, RowLogprobs, top_logprobs};
 

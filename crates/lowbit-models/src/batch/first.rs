@@ -3,7 +3,7 @@
 use super::logprobs::Logprobs;
 use super::{BatchDrawn, BatchSteps, change, copy_of};
 use crate::{GenerationOptions, LogitRules, ModelError};
-use lowbit_kernels::ops;
+use lowbit_kernels::ops::{self, RowText};
 use lowbit_kernels::{KernelError, Tensor};
 
 /// A prompt whose reply begins.
@@ -37,9 +37,11 @@ impl BatchSteps {
         if count == 0 {
             return Ok(vec![]);
         }
-        for (place, FirstRow { text, options, .. }) in rows.iter().enumerate() {
-            self.firsts.set_row(place, text, 0, &options.sampling, options.repetition_context)?;
-        }
+        let texts = rows.iter().map(|FirstRow { text, options, .. }| {
+            let (params, window) = (&options.sampling, options.repetition_context);
+            RowText { tokens: text, length: text.len(), step: 0, params, window }
+        });
+        self.firsts.set_rows(0, &texts.collect::<Vec<_>>())?;
         let mut logits = gathered(logits, rows)?;
         let top = rows.iter().filter_map(|row| row.logprobs).max();
         let changes = |row: &FirstRow<'_>| row.rules.as_ref().is_some_and(|rules| !rules.is_empty());

@@ -1,15 +1,14 @@
 //! Steps of sequences whose next tokens are guessed.
 
 use super::logprobs::Logprobs;
-use super::{BatchRow, BatchSteps, bucket, copy_of};
-use crate::layers::{Recurrences, StateRows, Step};
-use crate::{CachePool, Model, ModelError, TokenLogprobs};
+use super::passes::Passes;
+use super::rows::Rows;
+use super::{BatchRow, BatchSteps, bucket};
+use crate::layers::{Recurrences, StateRows};
+use crate::{CachePool, LogitRules, Model, ModelError, TokenLogprobs};
 use lowbit_kernels::gpu::Pass;
-use lowbit_kernels::ops::{self, DecodeBatch, Form, SampleKind};
+use lowbit_kernels::ops::{self, DecodeBatch, Form, RowText, SampleKind};
 use lowbit_kernels::{Device, KernelError, Tensor};
-
-/// The most captured passes: the one that ran least recently goes. Each keeps its activations.
-const PASSES: usize = 12;
 
 /// Rows that a pass has room for at least.
 const ROWS: usize = 64;
@@ -39,17 +38,14 @@ pub struct Verification {
 /// The rows of passes over last tokens and guesses: those of a sequence follow each other.
 #[derive(Debug)]
 pub(super) struct DraftBatch {
-    state: DecodeBatch,
+    known: Rows,
     /// A row for the draws that rules change.
     one: DecodeBatch,
-    /// u32 `[rows, N]` each, and what was written there.
-    table: Tensor,
-    windows: Option<Tensor>,
-    written: Vec<[Vec<u32>; 2]>,
-    /// The last one ran last.
-    passes: Vec<Captured>,
-    /// True if the last pass was captured, which takes time.
-    has_captured: bool,
+    /// The sequences of a pass's recurrences: all rows of each.
+    drafts: Sequences,
+    /// The same with the rows of each that stay, and those that do not, which are nobody's.
+    stays: Sequences,
+    passes: Passes<PassKey, Output>,
 }
 
 /// The kind of a pass, in which rows and sequences that are nobody's fill up the buckets.
@@ -61,16 +57,6 @@ struct PassKey {
     states: bool,
 }
 
-/// A captured pass.
-#[derive(Debug)]
-struct Captured {
-    key: PassKey,
-    offsets: Offsets,
-    pass: Pass,
-    output: Output,
-    catch_up: Option<Pass>,
-}
-
 /// The results of a pass.
 #[derive(Debug)]
 struct Output {
@@ -79,25 +65,11 @@ struct Output {
     /// `[rows, hidden_size]`.
     states: Option<Tensor>,
     inputs: Recurrences,
+    /// Of a captured pass, once it was replayed: what moves its recurrences on.
+    catch_up: Option<Pass>,
 }
 
-/// The sequences of a pass's recurrences.
-#[derive(Debug)]
-struct Offsets {
-    /// All rows of each.
-    drafts: Sequences,
-    /// The rows of each that stay, and those that do not, which are nobody's.
-    stays: Sequences,
-}
-
-impl Offsets {
-    fn new(sequences: usize, device: &Device) -> Result<Self, KernelError> {
-        let (drafts, stays) = (sequences + 1, 2 * sequences + 1);
-        Ok(Self { drafts: Sequences::new(drafts, device)?, stays: Sequences::new(stays, device)? })
-    }
-}
-
-/// Sequences of a recurrence: u32 `[S]` and `[S + 1]`.
+/// Sequences of recurrences: u32 `[S]` and `[S + 1]`, of which a pass has the first.
 #[derive(Debug)]
 struct Sequences {
     slots: Tensor,
@@ -110,14 +82,18 @@ impl Sequences {
         Ok(Self { slots: zeros(sequences)?, cu_seqlens: zeros(sequences + 1)? })
     }
 
-    /// Sequences of so many rows each in these slots; those after them have none, and the last has
-    /// what is left of `rows`, and is nobody's.
+    /// The slots and offsets of the first `count`.
+    fn first(&self, count: usize) -> Result<[Tensor; 2], KernelError> {
+        Ok([self.slots.rows(0, count)?, self.cu_seqlens.rows(0, count + 1)?])
+    }
+
+    /// The first `count` are `sequences` of so many rows each in these slots; those after them have
+    /// none, and the last has what is left of `rows`, and is nobody's.
     fn write(
         &mut self,
         sequences: impl Iterator<Item = (u32, usize)>,
-        rows: usize,
+        (count, rows): (usize, usize),
     ) -> Result<(), KernelError> {
-        let count = self.slots.len();
         let (mut slots, mut ends, mut end) = (vec![], vec![0], 0);
         for (slot, rows) in sequences {
             end += rows as u32;
@@ -127,103 +103,58 @@ impl Sequences {
         slots.resize(count, 0);
         ends.resize(count, end);
         ends.push(rows as u32);
-        self.slots.write(&slots)?;
-        self.cu_seqlens.write(&ends)
+        self.slots.write_at(0, &slots)?;
+        self.cu_seqlens.write_at(0, &ends)
     }
 }
 
 impl DraftBatch {
     fn new(model: &Model, of: &BatchSteps) -> Result<Self, KernelError> {
-        let rows = bucket(of.capacity().max(ROWS));
-        let (device, shape) = (model.device(), [rows, of.table.dim(1)]);
-        let zeros = || Tensor::new(&vec![0u32; shape[0] * shape[1]], &shape, device);
+        let (rows, device) = (bucket(of.capacity().max(ROWS)), model.device());
+        let shape = [rows, of.known.shape()[1]];
         Ok(Self {
-            state: DecodeBatch::new(rows, of.state.window(), device)?,
-            one: DecodeBatch::new(1, of.state.window(), device)?,
-            table: zeros()?,
-            windows: of.windows.as_ref().map(|_| zeros()).transpose()?,
-            written: vec![Default::default(); rows],
-            passes: vec![],
-            has_captured: false,
+            known: Rows::new(shape, of.window(), model.decoder().has_windows(), device)?,
+            one: DecodeBatch::new(1, of.window(), device)?,
+            drafts: Sequences::new(rows + 1, device)?,
+            stays: Sequences::new(2 * rows + 1, device)?,
+            passes: Passes::default(),
         })
+    }
+
+    /// As [`BatchSteps::captures`].
+    pub fn captures(&self) -> usize {
+        self.passes.captures
     }
 
     /// Tells the device the rows of these sequences. Later rows, to `count`, are nobody's.
     fn update(&mut self, rows: &[BatchRow<'_>], drafts: &[Vec<u32>], count: usize) -> Result<(), ModelError> {
-        let mut filled = 0;
+        // The tokens that count for a sequence's first row, and its guesses.
+        let mut texts = vec![];
         for (row, drafts) in rows.iter().zip(drafts) {
-            let text = [row.text, drafts].concat();
+            let start = row.text.len().saturating_sub(row.options.repetition_context.max(1));
+            texts.push([&row.text[start..], drafts].concat());
+        }
+        let mut ends = vec![];
+        for ((row, drafts), text) in rows.iter().zip(drafts).zip(&texts) {
             for guesses in 0..=drafts.len() {
-                let (text, step) = (&text[..row.text.len() + guesses], row.sampled + guesses as u32);
-                let (sampling, window) = (&row.options.sampling, row.options.repetition_context);
-                self.state.set_row(filled, text, step, sampling, window)?;
-                filled += 1;
+                ends.push(RowText {
+                    tokens: &text[..text.len() - drafts.len() + guesses],
+                    length: row.text.len() + guesses,
+                    step: row.sampled + guesses as u32,
+                    params: &row.options.sampling,
+                    window: row.options.repetition_context,
+                });
             }
         }
-        (filled..count).try_for_each(|row| self.state.clear_row(row))?;
+        self.known.state.set_rows(0, &ends)?;
         let mut place = 0;
         for (row, drafts) in rows.iter().zip(drafts) {
-            let pages =
-                [row.cache.pages().collect(), row.cache.window_pages().map_or(vec![], Iterator::collect)];
             for _ in 0..=drafts.len() {
-                self.write_pages(place, &pages)?;
+                self.known.write_pages(place, row.cache)?;
                 place += 1;
             }
         }
-        (place..count).try_for_each(|place| Ok(self.write_pages(place, &[vec![0], vec![0]])?))
-    }
-
-    /// Writes the tables' rows, as far as they have changed.
-    fn write_pages(&mut self, place: usize, pages: &[Vec<u32>; 2]) -> Result<(), KernelError> {
-        let tables = [Some(&mut self.table), self.windows.as_mut()];
-        for ((table, pages), written) in tables.into_iter().zip(pages).zip(&mut self.written[place]) {
-            if let Some(table) = table.filter(|_| pages != written) {
-                table.write_at(place * table.dim(1), pages)?;
-                written.clone_from(pages);
-            }
-        }
-        Ok(())
-    }
-
-    /// The results of a pass. On a GPU what is recorded for later ones, too.
-    fn run(
-        &mut self,
-        model: &Model,
-        pool: &mut CachePool,
-        (key, drafts): (PassKey, &Sequences),
-    ) -> Result<(Output, Option<(Pass, Output)>), KernelError> {
-        let mut runs = vec![];
-        let pass = model.device().capture(|| {
-            runs.push(self.record(model, pool, key, drafts)?);
-            Ok(())
-        });
-        // As `BatchSteps::forward`: the first run is this pass, the second one is recorded.
-        let mut runs = runs.into_iter();
-        match (runs.next(), pass) {
-            (Some(output), pass) => Ok((output, pass.ok().flatten().zip(runs.next()))),
-            (None, pass) => Err(pass.err().unwrap_or_else(|| unreachable!("a capture runs its work"))),
-        }
-    }
-
-    fn record(
-        &mut self,
-        model: &Model,
-        pool: &mut CachePool,
-        key: PassKey,
-        Sequences { slots, cu_seqlens }: &Sequences,
-    ) -> Result<Output, KernelError> {
-        let (decoder, count) = (model.decoder(), key.rows);
-        let positions = self.state.positions().rows(0, count)?;
-        let windows = self.windows.as_ref().map(|windows| windows.rows(0, count)).transpose()?;
-        let tables = (self.table.rows(0, count)?, windows);
-        let step = Step::rows(positions, tables, slots.clone(), cu_seqlens.clone()).of_drafts();
-        let ids = self.state.tokens().rows(0, count)?;
-        let hidden = decoder.run_in_pool(&ids, &step, pool.layers())?;
-        let states = key.states.then(|| decoder.normed(&hidden)).transpose()?;
-        let logits = decoder.logits(&hidden)?.into_tensor();
-        ops::sample_rows(&logits, &mut self.state, key.kind)?;
-        let (states, inputs) = (states.map(|states| states.into_tensor()), step.recurrences_in_pool());
-        Ok(Output { logits, states, inputs })
+        Ok((place..count).try_for_each(|place| self.known.clear(place))?)
     }
 
     /// Draws after the token of each row, and after its guesses as long as each is the next token.
@@ -234,8 +165,16 @@ impl DraftBatch {
         logits: &Tensor,
     ) -> Result<Vec<Vec<Verified>>, ModelError> {
         let count = rows.len() + drafts.iter().map(Vec::len).sum::<usize>();
-        let mut known = self.state.drawn(0..count)?.wait()?.into_iter();
-        let (mut first, mut all) = (0, vec![]);
+        let top = rows.iter().filter(|row| row.draws).filter_map(|row| row.logprobs).max();
+        let apart = rows.iter().any(|row| row.draws && row.has_rules());
+        let given = logits.rows(0, count)?;
+        // At once, unless rules may change the tokens that the pass has drawn.
+        let early = match apart {
+            true => None,
+            false => Some(Logprobs::new(&given, &self.known.ids(count)?, top)?),
+        };
+        let mut known = self.known.state.drawn(0..count)?.wait()?.into_iter();
+        let (mut place, mut all, mut ids) = (0, vec![], vec![0; count]);
         for (row, drafts) in rows.iter_mut().zip(drafts) {
             let mut drawn: Vec<Verified> = vec![];
             for (at, known) in known.by_ref().take(1 + drafts.len()).enumerate() {
@@ -243,12 +182,24 @@ impl DraftBatch {
                     !last.ends && last.id.as_ref().is_ok_and(|&id| drafts.get(at - 1) == Some(&id))
                 };
                 if row.draws && drawn.len() == at && drawn.last().is_none_or(goes_on) {
-                    let place = (&drafts[..at], first + at);
-                    drawn.push(self.verified(row, place, logits, known)?);
+                    let verified = self.verified(row, (&drafts[..at], place), logits, known)?;
+                    ids[place] = *verified.id.as_ref().unwrap_or(&0);
+                    drawn.push(verified);
                 }
+                place += 1;
+            }
+            all.push(drawn);
+        }
+        let logprobs = match early {
+            Some(early) => early,
+            None => Logprobs::new(&given, &Tensor::new(&ids, &[count], given.device())?, top)?,
+        };
+        let (logprobs, mut first) = (logprobs.wait()?, 0);
+        for ((row, drafts), drawn) in rows.iter().zip(drafts).zip(&mut all) {
+            for (place, verified) in (first..).zip(drawn) {
+                verified.logprobs = logprobs.of(place, &verified.id, row.logprobs);
             }
             first += 1 + drafts.len();
-            all.push(drawn);
         }
         Ok(all)
     }
@@ -262,7 +213,6 @@ impl DraftBatch {
         logits: &Tensor,
         known: Result<u32, KernelError>,
     ) -> Result<Verified, ModelError> {
-        let given = row.logprobs.map(|_| copy_of(&logits.rows(place, place + 1)?)).transpose()?;
         let id = match row.rules.as_deref_mut().filter(|rules| !rules.is_empty()) {
             None => known.map_err(ModelError::from),
             Some(rules) => match rules.apply(&logits.rows(place, place + 1)?) {
@@ -270,16 +220,9 @@ impl DraftBatch {
                 Err(error) => Err(error),
             },
         };
-        let logprobs = match (&given, &id) {
-            (Some(given), &Ok(token)) => {
-                let tokens = Tensor::new(&[token], &[1], given.device())?;
-                Logprobs::new(given, &tokens, row.logprobs)?.wait()?.of(0, &id, row.logprobs)
-            }
-            _ => None,
-        };
-        let mut verified = Verified { id, logprobs, ends: false };
+        let mut verified = Verified { id, logprobs: None, ends: false };
         if let Ok(id) = verified.id {
-            let accept = |rules: &mut &mut crate::LogitRules| rules.accept(id);
+            let accept = |rules: &mut &mut LogitRules| rules.accept(id);
             match row.options.stop_ids.contains(&id) {
                 true => verified.ends = true,
                 false => match row.rules.as_mut().map_or(Ok(false), accept) {
@@ -298,8 +241,11 @@ impl DraftBatch {
         guesses: &[u32],
         logits: &Tensor,
     ) -> Result<Result<u32, ModelError>, ModelError> {
-        let (text, step) = ([row.text, guesses].concat(), row.sampled + guesses.len() as u32);
-        self.one.set_row(0, &text, step, &row.options.sampling, row.options.repetition_context)?;
+        let window = row.options.repetition_context;
+        let tokens = [&row.text[row.text.len().saturating_sub(window.max(1))..], guesses].concat();
+        let (length, step) = (row.text.len() + guesses.len(), row.sampled + guesses.len() as u32);
+        let params = &row.options.sampling;
+        self.one.set_rows(0, &[RowText { tokens: &tokens, length, step, params, window }])?;
         let kind = self.one.kind(0..1);
         ops::sample_rows(logits, &mut self.one, kind)?;
         let id = self.one.drawn(0..1)?.wait()?.pop().unwrap_or(Ok(0));
@@ -334,7 +280,6 @@ impl BatchSteps {
             // Nobody knows how far it came.
             batch.passes.clear();
         }
-        self.captures += usize::from(std::mem::take(&mut batch.has_captured));
         self.drafts = Some(batch);
         result
     }
@@ -357,53 +302,51 @@ impl DraftBatch {
         }
         let count = bucket(rows.len() + drafts.iter().map(Vec::len).sum::<usize>());
         self.update(rows, drafts, count)?;
-        let (kind, sequences) = (self.state.kind(0..count).coarse(), bucket(rows.len()));
+        let (kind, sequences) = (self.known.state.kind(0..count).coarse(), bucket(rows.len()));
         let key = PassKey { rows: count, sequences, kind, states };
-        let known = self.passes.iter().position(|pass| pass.key == key).map(|at| self.passes.remove(at));
-        let (mut offsets, mut captured) = match known {
-            Some(Captured { offsets, pass, output, catch_up, .. }) => {
-                (offsets, Some((pass, output, catch_up)))
-            }
-            None => (Offsets::new(sequences, model.device())?, None),
-        };
         let slots: Vec<u32> = rows.iter().map(|row| row.cache.slot()).collect::<Result<_, _>>()?;
         let each = slots.iter().zip(drafts);
-        offsets.drafts.write(each.map(|(&slot, drafts)| (slot, 1 + drafts.len())), count)?;
-        let mut fresh = None;
-        match &captured {
-            Some((pass, ..)) => pass.replay()?,
-            None => {
-                let (output, recorded) = self.run(model, pool, (key, &offsets.drafts))?;
-                fresh = Some(output);
-                captured = recorded.map(|(pass, output)| (pass, output, None));
-                self.has_captured = true;
-            }
-        }
-        let output = fresh.as_ref().or(captured.as_ref().map(|(_, output, _)| output));
-        let output = output.unwrap_or_else(|| unreachable!("a pass has run"));
-        let (logits, of_rows) = (output.logits.clone(), output.states.clone());
+        let each = each.map(|(&slot, drafts)| (slot, 1 + drafts.len()));
+        self.drafts.write(each, (sequences + 1, count))?;
+        let (of_all, known) = (self.drafts.first(sequences + 1)?, &mut self.known);
+        let mut ran = self.passes.run(key, model.device(), || record(known, model, pool, (key, &of_all)))?;
+        let (logits, of_rows) = (ran.results.logits.clone(), ran.results.states.clone());
         let drawn = self.draw(rows, drafts, &logits)?;
         let kept: Vec<usize> = drawn.iter().map(|drawn| drawn.len().max(1)).collect();
         let each = slots.iter().zip(&kept).zip(drafts);
         let each = each.flat_map(|((&slot, &kept), drafts)| [(slot, kept), (0, 1 + drafts.len() - kept)]);
-        offsets.stays.write(each, count)?;
-        match (fresh, &mut captured) {
-            (Some(output), _) => catch_up(model, pool, &output.inputs, &offsets.stays)?,
-            (None, Some((_, _, Some(pass)))) => pass.replay()?,
-            (None, Some((_, output, pass))) if !output.inputs.is_empty() => {
-                let catch_up = || catch_up(model, pool, &output.inputs, &offsets.stays);
-                *pass = model.device().capture(catch_up)?;
-                self.has_captured = true;
+        self.stays.write(each, (2 * sequences + 1, count))?;
+        let (stays, is_replay) = (self.stays.first(2 * sequences + 1)?, ran.is_replay());
+        let Output { inputs, catch_up: captured, .. } = &mut ran.results;
+        match captured {
+            Some(pass) => pass.replay()?,
+            None if is_replay && !inputs.is_empty() => {
+                *captured = model.device().capture(|| catch_up(model, pool, inputs, &stays))?;
+                self.passes.captures += 1;
             }
-            (None, _) => {}
+            None => catch_up(model, pool, inputs, &stays)?,
         }
         rows.iter_mut().zip(kept).for_each(|(row, kept)| row.cache.advance(kept));
-        if let Some((pass, output, catch_up)) = captured {
-            self.passes.drain(..usize::from(self.passes.len() == PASSES));
-            self.passes.push(Captured { key, offsets, pass, output, catch_up });
-        }
+        self.passes.keep(ran);
         Ok(Verification { drawn, states: of_rows })
     }
+}
+
+/// Runs the model on the first rows, as `key` says.
+fn record(
+    known: &mut Rows,
+    model: &Model,
+    pool: &mut CachePool,
+    (key, [slots, cu_seqlens]): (PassKey, &[Tensor; 2]),
+) -> Result<Output, KernelError> {
+    let decoder = model.decoder();
+    let step = known.step(key.rows, [slots, cu_seqlens])?.of_drafts();
+    let hidden = decoder.run_in_pool(&known.ids(key.rows)?, &step, pool.layers())?;
+    let states = key.states.then(|| decoder.normed(&hidden)).transpose()?;
+    let logits = decoder.logits(&hidden)?.into_tensor();
+    ops::sample_rows(&logits, &mut known.state, key.kind)?;
+    let (states, inputs) = (states.map(|states| states.into_tensor()), step.recurrences_in_pool());
+    Ok(Output { logits, states, inputs, catch_up: None })
 }
 
 /// Moves recurrences on by the rows that stay.
@@ -411,7 +354,7 @@ fn catch_up(
     model: &Model,
     pool: &mut CachePool,
     inputs: &[Vec<Tensor>],
-    Sequences { slots, cu_seqlens }: &Sequences,
+    [slots, cu_seqlens]: &[Tensor; 2],
 ) -> Result<(), KernelError> {
     let rows = StateRows { slots: Some(slots), form: Form::Recurrent, ..StateRows::of(cu_seqlens) };
     model.decoder().catch_up_in_pool(inputs, rows, pool.layers())

@@ -122,7 +122,7 @@ impl WindowPages {
     }
 
     /// The numbers of the pages, 0 for those that are given back; none in models without windows.
-    pub(super) fn numbers(&self) -> Option<impl ExactSizeIterator<Item = u32>> {
+    pub(super) fn numbers(&self) -> Option<impl ExactSizeIterator<Item = u32> + Clone> {
         self.tokens.map(|_| self.pages.iter().map(|page| page.as_ref().map_or(0, |page| page.number)))
     }
 

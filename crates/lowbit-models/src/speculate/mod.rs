@@ -12,7 +12,7 @@ mod verify;
 use crate::ModelError;
 pub use draft_model::DraftModel;
 use lowbit_kernels::{Device, Tensor};
-pub use mtp::{Mtp, MtpRow, Predictor};
+pub use mtp::{Mtp, Predictor};
 pub use ngram::Ngrams;
 pub use pass::DraftPass;
 pub use script::Script;

@@ -8,7 +8,6 @@ use crate::layers::{Block, Linear, MixerSpec, Residual, RmsNorm, Step};
 use crate::names::{NEXTN, Name};
 use crate::tape::shapes;
 use crate::{Cache, CacheSize, Config, Model, ModelError, Weights, arch};
-pub use in_pool::MtpRow;
 use lowbit_files::Checkpoint;
 use lowbit_formats::DType;
 use lowbit_kernels::gpu::Pass;
@@ -112,7 +111,7 @@ impl Predictor {
     }
 
     /// The same with the keys and values of `layers`.
-    fn layer(
+    pub(crate) fn layer(
         &self,
         model: &Model,
         (ids, states): (&Tensor, &Tensor),

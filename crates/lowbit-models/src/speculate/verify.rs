@@ -6,7 +6,7 @@ use crate::generate::LogitRules;
 use crate::layers::{Recurrences, Step};
 use crate::{Cache, GenerationOptions, Model, ModelError, Sequence};
 use lowbit_kernels::gpu::Pass;
-use lowbit_kernels::ops::{self, DecodeBatch, SampleKind, SampleParams};
+use lowbit_kernels::ops::{self, DecodeBatch, RowText, SampleKind, SampleParams};
 use lowbit_kernels::{KernelError, Tensor};
 
 /// The draws of one text, token after token.
@@ -246,12 +246,14 @@ impl OnGpu {
         // Rows without a draft run the last token; nobody looks at what they give.
         text.resize(position + rows, text.last().copied().unwrap_or(0));
         let limit = model.config().max_position_embeddings;
-        for row in 0..rows {
+        let of_row = |row: usize| {
             // The last place of a context is written by all rows that would stand behind it: by its
             // own first, which is the only one that reads it.
-            let end = (position + row + 1).min(limit);
-            self.batch.set_row(row, &text[..end], (drawn + row) as u32, &self.sampling, self.window)?;
-        }
+            let length = (position + row + 1).min(limit);
+            let (step, params, window) = ((drawn + row) as u32, &self.sampling, self.window);
+            RowText { tokens: &text[..length], length, step, params, window }
+        };
+        self.batch.set_rows(0, &(0..rows).map(of_row).collect::<Vec<_>>())?;
         text.truncate(length);
         let run = self.replay_or_run(model, cache, states)?;
         cache.set_position(position + rows);

@@ -2,12 +2,13 @@
 //! tokens that it gets alone.
 
 use crate::support::{load, load_with_cache, root};
+use lowbit_files::Checkpoint;
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{self, CacheType, DecodeState, SampleParams};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::{
     BatchDrawn, BatchRow, BatchSteps, CachePool, FirstRow, GenerationOptions, LogitRules, Logits, Model,
-    PoolCache, PoolSequence, Session, TokenLogprobs,
+    MtpRow, PoolCache, PoolSequence, Predictor, Session, TokenLogprobs, Verified,
 };
 use std::ops::ControlFlow::Continue;
 
@@ -204,7 +205,15 @@ fn guesses_leave_what_is_written_alone() {
                     drawn.iter().all(|drawn| drawn.logprobs.is_some() == (text.id % 4 == 0) && !drawn.ends)
                 );
                 accepted += drawn.len() - 1;
-                text.text.extend(drawn.into_iter().map(|drawn| drawn.id.unwrap()));
+                for Verified { id, logprobs, .. } in drawn {
+                    let id = id.unwrap();
+                    // With rules beside them, and without.
+                    if let (Some(TokenLogprobs { token, .. }), 1 | 5) = (logprobs, passes) {
+                        let want = TokenLogprobs::new(&logits_alone(&model, &text.text), id, 3).token;
+                        assert!(token.id == id && (token.logprob - want.logprob).abs() < 2e-3, "{token:?}");
+                    }
+                    text.text.push(id);
+                }
                 let want = &want[text.id as usize][..text.text.len()];
                 assert_eq!(text.text, want, "{} {}", model.architecture(), text.id);
                 assert_eq!(text.cache.position() + 1, text.text.len());
@@ -226,6 +235,63 @@ fn guesses_leave_what_is_written_alone() {
         }
         assert!(accepted > 15 && passes < 12, "{accepted} in {passes}");
         assert_eq!(pool.free_pages(), 24);
+    }
+}
+
+/// The layer for multi-token prediction guesses for each text as if it were alone, whatever the
+/// others have unseen and want; on a GPU in passes that are captured, and in replays.
+#[test]
+fn a_layer_guesses_for_each_text_as_alone() {
+    let host = Device::cpu(Some(2)).unwrap();
+    #[cfg_attr(not(any(feature = "cuda", feature = "vulkan", feature = "metal")), allow(unused_mut))]
+    let mut cases = vec![("qwen3_5", host.clone()), ("glm4_moe", host.clone()), ("deepseek_v3", host)];
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+    cases.push(("qwen3_5", crate::support::gpu()));
+    for (name, device) in cases {
+        let path = root().join("tests/vectors/models").join(name);
+        let model = load(&path, &device, FloatType::F32);
+        let predictor = Predictor::load(&Checkpoint::open(&path).unwrap(), &model).unwrap();
+        let pool = || CachePool::new(&model, 24, 6, 0).unwrap().with_predictor(&model, &predictor).unwrap();
+        let steps = || BatchSteps::new(&model, 6, CONTEXT, 0).unwrap();
+        let room = |pool: &mut CachePool, tokens: usize| {
+            let mut cache = pool.cache().unwrap().unwrap();
+            assert!(pool.make_room(&mut cache, tokens));
+            cache
+        };
+        let (mut shared, mut texts, mut want) = (pool(), vec![], vec![]);
+        // The text's length, its last tokens that the layer has not seen, and the wanted guesses.
+        let sizes = [(9, 3, 1), (70, 1, 3), (64, 5, 3), (130, 2, 0), (65, 4, 2)];
+        for (seed, (length, unseen, most)) in (0..).zip(sizes) {
+            let (text, hidden) = (prompt(&model, seed, length), model.config().hidden_size);
+            let state = |i: u32| (i.wrapping_mul(2_654_435_761) ^ seed) as i32 as f32 / i32::MAX as f32;
+            let states: Vec<f32> = (0..(unseen * hidden) as u32).map(state).collect();
+            let states = Tensor::new(&states, &[unseen, hidden], &device).unwrap();
+            let (mut own, tokens) = (pool(), length + 3);
+            let alone = MtpRow { cache: &room(&mut own, tokens), text: &text, states: states.clone(), most };
+            want.extend(steps().guess((&model, &predictor), &mut own, &[alone]).unwrap());
+            assert_eq!(want[want.len() - 1].len(), most);
+            texts.push((text, states, room(&mut shared, tokens)));
+        }
+        let mut steps = steps();
+        for order in [&[0, 1, 2, 3, 4][..], &[0, 1, 2, 3, 4], &[4, 1], &[3, 2, 4, 0]] {
+            let row = |&place: &usize| {
+                let (text, states, cache) = &texts[place];
+                MtpRow { cache, text, states: states.clone(), most: want[place].len() }
+            };
+            let rows: Vec<_> = order.iter().map(row).collect();
+            let got = steps.guess((&model, &predictor), &mut shared, &rows).unwrap();
+            let want: Vec<_> = order.iter().map(|&place| want[place].clone()).collect();
+            assert_eq!(got, want, "{name} on {device:?}");
+        }
+        // What it has seen stays.
+        let (text, states, cache) = &texts[2];
+        for (seen, most) in [(4, 2), (5, 3)] {
+            let (text, states) = (&text[..59 + seen], states.rows(seen / 5 * 4, seen).unwrap());
+            let rows = [MtpRow { cache, text, states, most }];
+            let got = steps.guess((&model, &predictor), &mut shared, &rows).unwrap();
+            assert!(seen == 4 || got[0] == want[2], "{name} on {device:?}: {got:?}");
+        }
+        assert_eq!(steps.captures() > 0, matches!(device, Device::Gpu(_)));
     }
 }
 

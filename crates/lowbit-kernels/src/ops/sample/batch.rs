@@ -73,6 +73,19 @@ struct Row {
     window: usize,
 }
 
+/// A text that has a row of a [`DecodeBatch`], see [`DecodeBatch::set_row`].
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct RowText<'a> {
+    /// Its last tokens, at least `window` of them or all.
+    pub tokens: &'a [u32],
+    /// The number of all its tokens.
+    pub length: usize,
+    pub step: u32,
+    pub params: &'a SampleParams,
+    pub window: usize,
+}
+
 impl DecodeBatch {
     /// `rows` rows that nobody uses, whose windows have up to `window` tokens.
     ///
@@ -110,21 +123,39 @@ impl DecodeBatch {
         params: &SampleParams,
         window: usize,
     ) -> Result<(), KernelError> {
-        self.check_row(row)?;
-        params.check(Check("sample"))?;
-        check_window(window, self.window)?;
-        let Some((&last, before)) = tokens.split_last() else {
-            return Err(CHECK.value("tokens", "empty", "there is a token to go on from"));
-        };
-        let mut history = vec![NONE; window];
-        for (position, &token) in tokens.iter().enumerate().skip(tokens.len().saturating_sub(window)) {
-            history[position % window] = token;
+        self.set_rows(row, &[RowText { tokens, length: tokens.len(), step, params, window }])
+    }
+
+    /// Gives the rows from `first` on to these texts: each tensor is written once.
+    ///
+    /// # Errors
+    /// As [`Self::set_row`], and [`KernelError::Value`] for too few of a text's tokens: then
+    /// nothing is written.
+    pub fn set_rows(&mut self, first: usize, texts: &[RowText<'_>]) -> Result<(), KernelError> {
+        let Some(last) = texts.len().checked_sub(1) else { return Ok(()) };
+        self.check_row(first + last)?;
+        let stride = self.window.max(1);
+        let (mut tokens, mut positions, mut steps) = (vec![], vec![], vec![]);
+        let (mut parameters, mut rows) = (vec![], vec![]);
+        let mut histories = vec![NONE; texts.len() * stride];
+        for (text, history) in texts.iter().zip(histories.chunks_exact_mut(stride)) {
+            let RowText { params, window, .. } = *text;
+            params.check(Check("sample"))?;
+            check_window(window, self.window)?;
+            tokens.push(text.remember(history)?);
+            positions.push((text.length - 1) as u32);
+            steps.push(text.step);
+            let row = Row { params: *params, window };
+            parameters.extend(row.words());
+            rows.push(Some(row));
         }
-        self.tokens.write_at(row, &[last])?;
-        self.positions.write_at(row, &[before.len() as u32])?;
-        self.steps.write_at(row, &[step])?;
-        self.histories.write_at(row * self.window.max(1), &history)?;
-        self.set_parameters(row, Row { params: *params, window })
+        self.tokens.write_at(first, &tokens)?;
+        self.positions.write_at(first, &positions)?;
+        self.steps.write_at(first, &steps)?;
+        self.histories.write_at(first * stride, &histories)?;
+        self.parameters.write_at(first * word::COUNT, &parameters)?;
+        self.rows[first..][..rows.len()].copy_from_slice(&rows);
+        Ok(())
     }
 
     /// Changes how row `row`, which a sequence has, is drawn from the next draw on.
@@ -155,6 +186,9 @@ impl DecodeBatch {
     /// [`KernelError::Value`] for a row that is not there; [`KernelError::Gpu`].
     pub fn clear_row(&mut self, row: usize) -> Result<(), KernelError> {
         self.check_row(row)?;
+        if self.rows[row].is_none() {
+            return Ok(());
+        }
         self.parameters.write_at(row * word::COUNT, &[0u32; word::COUNT])?;
         for tensor in [&mut self.tokens, &mut self.positions, &mut self.steps] {
             tensor.write_at(row, &[0u32])?;
@@ -244,6 +278,25 @@ impl DecodeBatch {
         self.positions.as_mut_slice::<u32>()?[row] = position;
         self.tokens.as_mut_slice::<u32>()?[row] = token;
         Ok(())
+    }
+}
+
+impl RowText<'_> {
+    /// Writes the tokens that count for penalties to their places. Returns the last token.
+    fn remember(&self, history: &mut [u32]) -> Result<u32, KernelError> {
+        let Self { tokens, length, window, .. } = *self;
+        let Some(&last) = tokens.last() else {
+            return Err(CHECK.value("tokens", "empty", "there is a token to go on from"));
+        };
+        if tokens.len() > length || tokens.len() < window.min(length) {
+            let want = format!("{} to {length} last tokens are wanted", window.min(length).max(1));
+            return Err(CHECK.value("tokens", format!("{} tokens", tokens.len()), want));
+        }
+        let kept = window.min(tokens.len());
+        for (position, &token) in (length - kept..).zip(&tokens[tokens.len() - kept..]) {
+            history[position % window] = token;
+        }
+        Ok(last)
     }
 }
 

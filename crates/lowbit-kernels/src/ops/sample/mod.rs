@@ -21,7 +21,7 @@ mod tests;
 
 use super::Check;
 use crate::{Device, KernelError, Tensor};
-pub use batch::{DecodeBatch, DrawnRows};
+pub use batch::{DecodeBatch, DrawnRows, RowText};
 pub use kind::SampleKind;
 pub use next::{DecodeState, Drawn, sample_next};
 pub use rows::sample_rows;

@@ -52,6 +52,39 @@ fn logits(rows: usize, count: usize, dtype: FloatType, seed: u64, device: &Devic
     rounded(&values, &[rows, count], dtype, device)
 }
 
+/// Rows that are set at once, from the tokens that count alone, are those that are set one by one.
+#[test]
+fn rows_set_together_are_those_set_alone() {
+    for on in devices() {
+        let all = sequences(1000, &on);
+        let [mut each, mut together] =
+            [(); 2].map(|()| DecodeBatch::new(all.len() + 2, WINDOW, &on).unwrap());
+        for (row, of) in all.iter().enumerate() {
+            each.set_row(1 + row, &of.text, 3, &of.params, of.window).unwrap();
+        }
+        let mut texts = vec![];
+        for Sequence { text, params, window, .. } in &all {
+            let tokens = &text[text.len().saturating_sub((*window).max(1))..];
+            texts.push(RowText { tokens, length: text.len(), step: 3, params, window: *window });
+        }
+        together.set_rows(1, &texts).unwrap();
+        assert_eq!(each.kind(0..all.len() + 2), together.kind(0..all.len() + 2));
+        let logits = logits(all.len() + 2, 1000, FloatType::F32, 1, &on);
+        for batch in [&mut each, &mut together] {
+            let kind = batch.kind(0..all.len() + 2);
+            sample_rows(&logits, batch, kind).unwrap();
+        }
+        for (each, together) in each.tensors().into_iter().zip(together.tensors()).take(3) {
+            assert_eq!(words(each), words(together), "{on}");
+        }
+        let few = RowText { tokens: &[1, 2], length: 5, step: 0, params: &PARAMS, window: 3 };
+        assert_eq!(
+            together.set_rows(0, &[few]).unwrap_err().to_string(),
+            "decode state: tokens is 2 tokens, but 3 to 5 last tokens are wanted"
+        );
+    }
+}
+
 /// Every row of a batch against the same row alone, for some steps. Row 2 is nobody's; the last
 /// `idle` rows take no part.
 fn compare(count: usize, dtype: FloatType, idle: usize, widen: fn(SampleKind) -> SampleKind, on: &Device) {

@@ -1,5 +1,5 @@
 use super::{
-    quantized_matmul, quantized_matmul_each,
+    policy, quantized_matmul, quantized_matmul_each,
     reference::{self, Rounded},
 };
 use crate::{
@@ -103,6 +103,42 @@ fn every_format_on_every_instruction_set() {
     for format in formats() {
         for m in [1, 3, 17] {
             check(&devices, format, (m, 29, 768), FloatType::F32);
+        }
+    }
+}
+
+/// In panels, whatever the number of rows; of weights as their files have them, in twos and threes,
+/// which is how a model's routers are multiplied.
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others() {
+    for device in devices() {
+        let Device::Cpu(cpu) = &device else { unreachable!("a CPU was asked for") };
+        let counts: Vec<usize> = (1..=20).chain([31, 67]).collect();
+        let counts: Vec<usize> = counts.into_iter().filter(|&m| !policy::in_tiles(cpu.isa(), m)).collect();
+        let most = counts[counts.len() - 1];
+        for format in formats() {
+            let k = 512 + format.block();
+            let x = inputs::activations(&[most, k], FloatType::F32, 5, &device).unwrap();
+            for weight in layouts(&inputs::weight(format, &[41, k], 6, &device).unwrap()) {
+                let mut known: Vec<Option<Vec<u32>>> = vec![None; most];
+                let mut compare = |first: usize, m: usize| {
+                    let y = values(&quantized_matmul(&x.rows(first, first + m).unwrap(), &weight).unwrap());
+                    for (row, y) in (first..).zip(y.chunks_exact(41)) {
+                        let y: Vec<u32> = y.iter().map(|y| y.to_bits()).collect();
+                        let place = format!("{format}, row {row} of {m} from {first} on, on {device:?}");
+                        let known = known[row].get_or_insert_with(|| y.clone());
+                        assert!(*known == y, "{place}: {:?} is {:?} elsewhere", &y[..4], &known[..4]);
+                    }
+                };
+                if weight.is_repacked() {
+                    (0..most).for_each(|row| compare(row, 1));
+                    counts.iter().for_each(|&m| compare(0, m));
+                } else {
+                    for (first, m) in [(0, 2), (2, 2), (1, 2), (0, 3), (1, 3)] {
+                        compare(first, m);
+                    }
+                }
+            }
         }
     }
 }

@@ -117,9 +117,10 @@ impl<S: Simd> Rows<'_, S> {
     /// These rows of a tile: e4m3 codes times one group's scales.
     #[inline(always)]
     fn floats_to_bf16(&self, simd: S, scales: &[f32; ROWS], tile: &mut Pairs) {
-        let scale = simd.load(&scales[self.row..]);
+        let half = simd.load(&scales[self.row..]);
+        let scale = simd.add(half, half);
         for (&codes, pairs) in self.codes.iter().zip(tile.0.as_chunks_mut::<2>().0) {
-            let [a, b, c, d] = of_quad(simd, codes, scale);
+            let [a, b, c, d] = of_quad(simd, codes).map(|code| simd.mul(code, scale));
             simd.store_bf16_pairs(a, b, &mut pairs[0][self.row..]);
             simd.store_bf16_pairs(c, d, &mut pairs[1][self.row..]);
         }

@@ -3,6 +3,9 @@
 //! stands between memory and a fused operation. x is not rounded. One row multiplies what it reads
 //! at once ([`row`]); for more a chunk of two panels is decoded to the first-level cache, and all
 //! rows of x pass over it, a few at a time ([`tile`]).
+//!
+//! Both add up alike, so that a row has the same bits alone and among others: of each span the
+//! products of even and of odd places, whose sum, times the scale, is added to the total.
 
 mod activations;
 mod row;
@@ -19,12 +22,17 @@ use row::Row;
 use std::ops::Range;
 use std::sync::Arc;
 use tile::Values;
-#[cfg(any(test, target_arch = "x86_64"))]
-pub(super) use tile::of_quad;
 
-/// The ratio of a code's value to [`Simd::e4m3`]; 2 besides, because the scales of panels are
-/// halves.
-const TWICE_UNIT: f32 = f32::from_bits((127 + 121) << 23);
+/// The ratio of a code's value to [`Simd::e4m3`].
+const UNIT: f32 = f32::from_bits((127 + 120) << 23);
+
+/// The codes' values, four in each lane.
+#[inline(always)]
+pub(super) fn of_quad<S: Simd>(simd: S, codes: S::I) -> [S::V; 4] {
+    let unit = simd.splat(UNIT);
+    [simd.e4m3::<0>(codes), simd.e4m3::<1>(codes), simd.e4m3::<2>(codes), simd.e4m3::<3>(codes)]
+        .map(|code| simd.mul(code, unit))
+}
 
 /// By fused operations.
 pub(super) struct Minifloat;
@@ -57,7 +65,7 @@ impl Kernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Piece { weight, epilogue, x, m, panel, y } = self.0;
-        if let Some(x) = x.scaled() {
+        if let Some(x) = x.only_row() {
             return simd.call(Row { weight, epilogue, panel, x, y });
         }
         let k = weight.layout.k();

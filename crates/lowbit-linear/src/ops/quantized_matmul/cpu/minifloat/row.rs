@@ -6,7 +6,7 @@
 //! core reads in a cycle.
 
 use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
-use super::activations::Scaled;
+use super::activations;
 use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead};
 use crate::simd::{Kernel, Simd};
 
@@ -18,7 +18,7 @@ pub(super) struct Row<'a, 'y> {
     pub weight: Unpack<'a>,
     pub epilogue: Epilogue,
     pub panel: usize,
-    pub x: Scaled<'a>,
+    pub x: activations::Row<'a>,
     pub y: &'a mut [&'y mut [f32]],
 }
 
@@ -37,7 +37,7 @@ impl Kernel for Row<'_, '_> {
 struct Panels<'a> {
     weight: Unpack<'a>,
     panel: usize,
-    x: Scaled<'a>,
+    x: activations::Row<'a>,
     scales: Box<[PanelScales; STRIPS]>,
 }
 
