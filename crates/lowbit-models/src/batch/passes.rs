@@ -10,7 +10,7 @@ const MOST: usize = 16;
 #[derive(Debug)]
 pub(super) struct Passes<K, T> {
     /// The last one ran last.
-    captured: Vec<(K, Pass, T)>,
+    captured: Vec<Ran<K, T>>,
     /// Passes captured so far.
     pub captures: usize,
 }
@@ -41,10 +41,10 @@ impl<K: PartialEq, T> Passes<K, T> {
         device: &Device,
         mut record: impl FnMut() -> Result<T, KernelError>,
     ) -> Result<Ran<K, T>, KernelError> {
-        if let Some(known) = self.captured.iter().position(|(other, ..)| *other == key) {
-            let (key, pass, results) = self.captured.remove(known);
-            pass.replay()?;
-            return Ok(Ran { key, results, captured: Some((pass, None)) });
+        if let Some(known) = self.captured.iter().position(|ran| ran.key == key) {
+            let ran = self.captured.remove(known);
+            ran.captured.as_ref().map_or(Ok(()), |(pass, _)| pass.replay())?;
+            return Ok(ran);
         }
         let mut runs = vec![];
         let pass = device.capture(|| {
@@ -63,12 +63,15 @@ impl<K: PartialEq, T> Passes<K, T> {
     }
 
     /// Keeps a captured pass for the next time.
-    pub fn keep(&mut self, Ran { key, results, captured }: Ran<K, T>) {
-        let Some((pass, of_replays)) = captured else { return };
+    pub fn keep(&mut self, mut ran: Ran<K, T>) {
+        let Some((_, of_replays)) = &mut ran.captured else { return };
+        if let Some(results) = of_replays.take() {
+            ran.results = results;
+        }
         if self.captured.len() == MOST {
             self.captured.remove(0);
         }
-        self.captured.push((key, pass, of_replays.unwrap_or(results)));
+        self.captured.push(ran);
     }
 
     /// Forgets all passes: nobody knows how far the last one came.
