@@ -1,12 +1,13 @@
 mod delta;
+mod paged;
 pub(crate) mod window;
 
-use crate::layers::{PagedRows, PagedWindow};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, CacheType, Pages, PagesMut, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 pub use delta::DeltaCache;
+pub(crate) use paged::{PagedRows, PagedWindow};
 use window::{Window, WindowMark, WindowRows};
 
 /// The state of one sequence in each layer. A clone is a fork: both share memory until one of them

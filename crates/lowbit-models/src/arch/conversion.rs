@@ -1,6 +1,5 @@
 //! The facts of an architecture that conversions between layouts need.
 
-use crate::layers::Mamba2Keys;
 use lowbit_files::Layout;
 
 /// A module's name in a layer as the layers here call it, and as the checkpoint does. `{}` stands
@@ -142,6 +141,18 @@ pub enum WindowKeys {
     Sizes,
     /// Of EXAONE 4: mlx-lm reads a letter for each layer, `L` where there is a window.
     Letters,
+}
+
+/// The names of a [`Mamba2Config`](crate::layers::Mamba2Config)'s sizes in `config.json`. GGUF's are the same for all.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Mamba2Keys {
+    pub num_heads: &'static str,
+    pub head_dim: &'static str,
+    pub state_size: &'static str,
+    pub n_groups: &'static str,
+    pub conv_kernel: &'static str,
+    pub limits: &'static str,
 }
 
 /// LongRoPE's divisors, for contexts of the original training's length and for longer ones.

@@ -7,14 +7,14 @@ use super::biases::{Biases, Promise};
 use super::granite::{GRANITE_GGUF_KEYS, factors};
 use super::llama::ROPE_DIVISORS;
 use super::{
-    Alias, Architecture, Conversion, MlxLm, ModelType, TiedByDefault, check_heads_make_up_hidden, decoder,
-    permuted, text_model,
+    Alias, Architecture, Conversion, Mamba2Keys, MlxLm, ModelType, TiedByDefault, check_heads_make_up_hidden,
+    decoder, permuted, text_model,
 };
 use crate::keys::Fixed::{Flag, Float, Int, Text};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_DENSE, GGUF_MAMBA, Key, Role, Tables};
 use crate::layers::{
     AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, Mamba2Config,
-    Mamba2Keys, MixerSpec, MlpConfig, MoeConfig,
+    MixerSpec, MlpConfig, MoeConfig,
 };
 use crate::names::{
     self, ATTENTION, FFN_NORM, FUSED_MLP, FUSED_SHARED_EXPERT, INPUT_NORM, MAMBA, MLP, SHARED_EXPERT, TOP,

@@ -7,7 +7,7 @@ mod biases;
 mod deepseek;
 pub use biases::{Biases, Promise};
 mod conversion;
-pub use conversion::{Alias, Conversion, LONG_ROPE, Latents, MlxLm, WindowKeys, Windows};
+pub use conversion::{Alias, Conversion, LONG_ROPE, Latents, Mamba2Keys, MlxLm, WindowKeys, Windows};
 mod exaone4;
 mod extra;
 pub use extra::Extra;

@@ -4,12 +4,12 @@
 //! `models/nemotron_h`; mlx-lm 0.32 `models/nemotron_h.py`; llama.cpp `src/models/nemotron-h.cpp`.
 
 use super::biases::{Biases, Promise};
-use super::{Alias, Architecture, Conversion, MlxLm, ModelType, TiedByDefault, decoder};
+use super::{Alias, Architecture, Conversion, Mamba2Keys, MlxLm, ModelType, TiedByDefault, decoder};
 use crate::keys::Fixed::{Flag, Float, Int, Text};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_MAMBA, GGUF_SIGMOIDS, Key, Role, Tables};
 use crate::layers::{
     AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, Mamba2Config,
-    Mamba2Keys, MixerSpec, MlpConfig, MoeConfig,
+    MixerSpec, MlpConfig, MoeConfig,
 };
 use crate::names::{
     self, ATTENTION, INPUT_NORM, LATENT_DOWN, LATENT_UP, MAMBA, MLP, SELECTION_BIAS, SHARED_EXPERT, TOP,

@@ -1,6 +1,5 @@
 //! The states of recurrences: gated delta nets, Mamba-2, short convolutions.
 
-use crate::layers::DeltaNetConfig;
 use lowbit_formats::DType;
 use lowbit_kernels::{Device, KernelError, Tensor, ops};
 
@@ -18,22 +17,6 @@ pub struct DeltaCache {
 }
 
 impl DeltaCache {
-    /// Of so many sequences that have not begun.
-    pub(crate) fn new(
-        config: &DeltaNetConfig,
-        sequences: usize,
-        device: &Device,
-    ) -> Result<Self, KernelError> {
-        let conv = [sequences, config.conv_dim(), config.linear_conv_kernel_dim - 1];
-        let state = [
-            sequences,
-            config.linear_num_value_heads,
-            config.linear_key_head_dim,
-            config.linear_value_head_dim,
-        ];
-        Self::of_sizes(conv, state, device)
-    }
-
     /// Of a convolution, `[S, C, W - 1]`, and of a recurrence, `[S, Hv, Dk, Dv]`.
     pub(crate) fn of_sizes(
         conv: [usize; 3],

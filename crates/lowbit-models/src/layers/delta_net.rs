@@ -74,6 +74,14 @@ impl DeltaNetConfig {
         weights.product(names, state).map(drop)
     }
 
+    /// The states of so many sequences that have not begun.
+    fn states(&self, sequences: usize, device: &Device) -> Result<DeltaCache, KernelError> {
+        let conv = [sequences, self.conv_dim(), self.linear_conv_kernel_dim - 1];
+        let [heads, keys, values] =
+            [self.linear_num_value_heads, self.linear_key_head_dim, self.linear_value_head_dim];
+        DeltaCache::of_sizes(conv, [sequences, heads, keys, values], device)
+    }
+
     /// Columns of all keys (and of all queries).
     pub fn key_dim(&self) -> usize {
         self.linear_num_key_heads * self.linear_key_head_dim
@@ -167,7 +175,7 @@ impl GatedDeltaNet {
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn cache(&self, device: &Device) -> Result<DeltaCache, KernelError> {
-        DeltaCache::new(&self.config, 1, device)
+        self.config.states(1, device)
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
@@ -196,7 +204,7 @@ impl GatedDeltaNet {
         let (tokens, config) = (x.update().dim(0), &self.config);
         let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
         let device = qkv.tensor().device();
-        let new = |sequences| DeltaCache::new(config, sequences, device);
+        let new = |sequences| config.states(sequences, device);
         let mix =
             |inputs: [&Var; 3], rows: StateRows<'_>, states: &mut DeltaCache| self.mix(inputs, rows, states);
         let o = step.with_states([&qkv, &a, &b], caches, new, mix)?;

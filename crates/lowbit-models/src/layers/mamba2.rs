@@ -1,5 +1,6 @@
 use super::verify::{StateRows, vars};
 use super::{Linear, MergedLinear, PartInput, RmsNorm, Step};
+use crate::arch::Mamba2Keys;
 use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{
     MAMBA_A_LOG, MAMBA_CONV, MAMBA_CONV_BIAS, MAMBA_D, MAMBA_DT_BIAS, MAMBA_IN, MAMBA_NORM, MAMBA_OUT,
@@ -26,18 +27,6 @@ pub struct Mamba2Config {
     pub rms_norm_eps: f32,
     /// Of steps of time.
     pub limits: StepLimits,
-}
-
-/// The names of a [`Mamba2Config`]'s sizes in `config.json`. GGUF's are the same for all.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct Mamba2Keys {
-    pub num_heads: &'static str,
-    pub head_dim: &'static str,
-    pub state_size: &'static str,
-    pub n_groups: &'static str,
-    pub conv_kernel: &'static str,
-    pub limits: &'static str,
 }
 
 impl Mamba2Config {

@@ -1,7 +1,7 @@
 //! The places of a forward pass's tokens, and the order in which their states are computed.
 
 use super::verify::{DraftRows, Recurrences, Span, StateRows};
-use crate::cache::{DeltaCache, LayerCache};
+use crate::cache::{DeltaCache, LayerCache, PagedRows, PagedWindow};
 use crate::tape::{Tape, Var, shapes};
 use lowbit_kernels::ops::Form;
 use lowbit_kernels::{Device, KernelError, Tensor, ops};
@@ -60,35 +60,6 @@ pub(crate) struct PoolTurn {
     pub cu_seqlens: Tensor,
     /// Slots, and the marks that get their states.
     pub marks: Vec<(usize, usize)>,
-}
-
-/// Rows of a pass whose sequences have as many of them each, and the pages of these sequences.
-#[derive(Clone, Debug)]
-pub(crate) struct PagedRows {
-    pub rows: Range<usize>,
-    /// u32 `[T]`, of these rows alone.
-    pub positions: Tensor,
-    /// u32 `[S, N]`.
-    pub table: Tensor,
-    /// In models with layers that keep a window: what these have instead.
-    pub window: Option<PagedWindow>,
-}
-
-/// The pages of sequences in layers that keep a window.
-#[derive(Clone, Debug)]
-pub(crate) struct PagedWindow {
-    /// u32 `[S, N]`: 0 for pages that were given back, which nobody sees.
-    pub table: Tensor,
-    /// Of one sequence, u32 `[n]` and `[T]`: the pages that its rows see, and the rows' places in
-    /// these.
-    pub seen: Option<[Tensor; 2]>,
-}
-
-impl PagedRows {
-    /// The pages in layers of this kind.
-    pub(crate) fn table_of(&self, windowed: bool) -> &Tensor {
-        self.window.as_ref().filter(|_| windowed).map_or(&self.table, |window| &window.table)
-    }
 }
 
 /// A piece of a sequence's new tokens, and its places in a pool.

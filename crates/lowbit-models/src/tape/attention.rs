@@ -2,7 +2,8 @@
 
 use super::{Named, Tape, Var, shapes};
 use crate::cache::KvCache;
-use crate::layers::{PagedRows, PoolRows, RmsNorm};
+use crate::cache::PagedRows;
+use crate::layers::{PoolRows, RmsNorm};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
 use lowbit_kernels::{KernelError, Tensor};

@@ -2,7 +2,8 @@
 
 use super::{Var, shapes};
 use crate::cache::KvCache;
-use crate::layers::{PagedRows, PoolRows};
+use crate::cache::PagedRows;
+use crate::layers::PoolRows;
 use lowbit_kernels::ops::{self, LatentAttentionParams};
 use lowbit_kernels::{KernelError, Tensor};
 

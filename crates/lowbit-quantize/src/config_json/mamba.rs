@@ -2,7 +2,8 @@
 
 use super::TextConfig;
 use crate::QuantizeError;
-use lowbit_models::layers::{FeedforwardSpec, LayerSpec, Mamba2Keys, MixerSpec};
+use lowbit_models::arch::Mamba2Keys;
+use lowbit_models::layers::{FeedforwardSpec, LayerSpec, MixerSpec};
 use serde_json::Value as Json;
 
 impl TextConfig<'_> {

@@ -13,10 +13,10 @@ use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_files::{Checkpoint, DenseModule};
 use lowbit_kernels::ops::{ChannelDecay, Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
-use lowbit_models::arch::{Architecture, WindowKeys, Windows};
+use lowbit_models::arch::{Architecture, Mamba2Keys, WindowKeys, Windows};
 use lowbit_models::keys::{self, Role};
 use lowbit_models::layers::{
-    AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, Mamba2Keys, MixerSpec, sections_cover,
+    AttentionConfig, FeedforwardSpec, LatentAttentionConfig, LayerSpec, MixerSpec, sections_cover,
 };
 use lowbit_models::names::{A_LOG, KDA_A_LOG, MAMBA_IN, ROUTER, SELECTION_BIAS, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
