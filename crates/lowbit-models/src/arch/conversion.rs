@@ -143,7 +143,8 @@ pub enum WindowKeys {
     Letters,
 }
 
-/// The names of a [`Mamba2Config`](crate::layers::Mamba2Config)'s sizes in `config.json`. GGUF's are the same for all.
+/// The names of a [`Mamba2Config`](crate::layers::Mamba2Config)'s sizes in `config.json`. GGUF's
+/// are the same for all.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Mamba2Keys {
