@@ -56,7 +56,8 @@ pub struct Conversion {
     /// Modules of layers of latent attention that other layers call otherwise, though the
     /// checkpoints' names are the same: the other layers' names, and those.
     pub latent_names: &'static [Alias],
-    /// Names that MLX's checkpoints have otherwise than [`Architecture::aliases`] says.
+    /// Names that MLX's checkpoints have otherwise than [`aliases`](super::Architecture::aliases)
+    /// says.
     pub mlx_aliases: &'static [Alias],
     /// The parts of it that mlx-lm computes.
     pub mlx_lm: MlxLm,
