@@ -39,7 +39,7 @@ impl Counts {
     fn end(&self, chunk: LLMEngineOutput) -> LLMEngineOutput {
         let mut used = usage(self.prompt as u32, self.written as u32);
         let cached_tokens = Some(self.cached as u32);
-        used.prompt_tokens_details = Some(PromptTokensDetails { cached_tokens, audio_tokens: None });
+        used.prompt_tokens_details = Some(PromptTokensDetails { cached_tokens, ..Default::default() });
         chunk.with_usage(used)
     }
 }

@@ -218,26 +218,34 @@ async fn a_reply_that_takes_too_long_for_the_end_fails() {
 async fn a_bad_request_is_refused_with_its_reason() {
     type Change = fn(&mut PreprocessedRequest);
     let engine = started().await;
-    let cases: [(Change, &str); 6] = [
-        (|asked| asked.sampling_options.n = Some(2), "n: is not done here"),
-        (|asked| asked.sampling_options.temperature = Some(-1.0), ""),
-        (|asked| asked.token_ids = Arc::new(vec![]), ""),
-        (|asked| asked.token_ids = Arc::new(vec![1 << 20]), ""),
-        (|asked| asked.token_ids = Arc::new(vec![1; 40_000]), ""),
-        (
-            |asked| {
-                let regex = Some("(".into());
-                asked.sampling_options.guided_decoding =
-                    Some(GuidedDecodingOptions { regex, ..Default::default() });
-            },
-            "",
-        ),
+    let cases: [Change; 6] = [
+        |asked| asked.sampling_options.n = Some(2),
+        |asked| asked.sampling_options.temperature = Some(-1.0),
+        |asked| asked.token_ids = Arc::new(vec![]),
+        |asked| asked.token_ids = Arc::new(vec![1 << 20]),
+        |asked| asked.token_ids = Arc::new(vec![1; 40_000]),
+        |asked| {
+            let guided = GuidedDecodingOptions { regex: Some("(".into()), ..Default::default() };
+            asked.sampling_options.guided_decoding = Some(guided);
+        },
     ];
-    for (change, reason) in cases {
+    let mut reasons = vec![];
+    for change in cases {
         let mut asked = request(prompt());
         change(&mut asked);
         let error = refusal(&engine, asked).await;
         assert_eq!(error.class(), ErrorType::InvalidRequest, "{error}");
-        assert_eq!(error.to_string(), format!("InvalidRequest: {reason}"));
+        // Of the two only this one reaches a client.
+        assert_eq!(error.public_message(), Some(error.message()));
+        reasons.push(error.message().to_string());
     }
+    let expected = [
+        "n: is not done here",
+        "sampling_options: sample: temperature is -1, but a finite number from 0 is wanted",
+        "there are no tokens to start from",
+        "token 0 is 1048576, but the vocabulary has 8192",
+        "the prompt has 40000 tokens, but a text may have 32768 at most",
+        "guided_decoding: regex: at 1(8): invalid regex \"(\" (in regex): regex parse error",
+    ];
+    assert_eq!(reasons, expected);
 }
