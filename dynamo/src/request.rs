@@ -85,7 +85,7 @@ fn check(asked: &PreprocessedRequest) -> Result<(), DynamoError> {
     check_extra(asked.extra_args.as_ref())
 }
 
-/// What the frontend passes on in `extra_args`: sampling beyond its own fields, and the bodies of
+/// Checks `extra_args` of the frontend: sampling beyond its own fields, and the bodies of
 /// routes that are one engine's. Other entries change no reply here: they name what a response
 /// brings besides, or say how the prompt was rendered, which is seen in the prompt itself.
 fn check_extra(extra: Option<&Value>) -> Result<(), DynamoError> {

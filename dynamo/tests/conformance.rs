@@ -97,7 +97,7 @@ async fn what_is_registered_is_what_the_engine_has() {
     let llm = config.llm.expect("a model of tokens");
     assert_eq!((llm.kv_cache_block_size, llm.max_num_seqs), (Some(64), Some(8)));
     assert!(llm.context_length.is_some() && llm.total_kv_blocks.is_some_and(|blocks| blocks > 0));
-    // What Dynamo sends to see whether a worker is well.
+    // The request by which Dynamo sees that a worker is well.
     let payload = engine.health_check_payload().await.expect("no error").expect("a payload");
     let probe: PreprocessedRequest = serde_json::from_value(payload).expect("a request");
     assert_eq!(ids(&reply(&engine, probe).await).len(), 1);

@@ -1,7 +1,7 @@
 """Embeddings by sentence-transformers: `pip install sentence-transformers` beside tools/requirements.txt.
 
 The checkpoint is tests/vectors/models/qwen3 with the files that sentence-transformers reads beside it. Those of the first
-setting are committed with the embeddings; crates/lowbit/tests/library/embed.rs changes them as SETTINGS says. gemma.safetensors
+setting are committed with the embeddings; crates/lowbit/tests/api/embed.rs changes them as SETTINGS says. gemma.safetensors
 has those of EmbeddingGemma, which is made of models/gemma3: see `gemma`.
 """
 

@@ -243,18 +243,21 @@ fn what_is_not_computed_is_said_once() {
     assert!(refusal(lowbit(&generate).output().unwrap()).contains("only \"silu\" or \"swish\" is supported"));
 }
 
+/// The two replies of a chat, among the lines that it prints.
+fn two_replies(printed: Vec<u8>) -> Vec<Value> {
+    let text = String::from_utf8(printed).unwrap();
+    let objects = text.lines().filter(|line| line.starts_with('{'));
+    let replies: Vec<Value> = objects.map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(replies.len(), 2, "{text}");
+    replies
+}
+
 #[test]
 fn chat_goes_on_where_it_was() {
     let arguments = ["chat", "--model", "models/demo-4bit", "--max-tokens", "5", "--json"];
     let output = with_input(lowbit(&arguments), b"A vector is\n and a list is\n");
     assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
-    let replies: Vec<Value> = text
-        .lines()
-        .filter(|line| line.starts_with('{'))
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert_eq!(replies.len(), 2, "{text}");
+    let replies = two_replies(output.stdout);
     assert!(replies.iter().all(|reply| reply["tokens"].as_array().unwrap().len() == 5));
     assert!(String::from_utf8(output.stderr).unwrap().contains("no chat template"));
 }
@@ -293,13 +296,7 @@ fn a_chat_template_frames_the_prompt() {
 
     let arguments = ["chat", "--model", model, "--max-tokens", "4", "--json"];
     let output = with_input(lowbit(&arguments), b"hi\nho\n");
-    let text = String::from_utf8(output.stdout).unwrap();
-    let replies: Vec<Value> = text
-        .lines()
-        .filter(|line| line.starts_with('{'))
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert_eq!(replies.len(), 2, "{text}");
+    let replies = two_replies(output.stdout);
     assert_eq!(replies[0]["prompt_tokens"], prompt(&["--prompt", "hi"]));
 }
 

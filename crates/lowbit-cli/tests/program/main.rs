@@ -1,10 +1,10 @@
 //! The program's tests.
 
-#[path = "../../../lowbit/tests/library/support/bigram.rs"]
+#[path = "../../../lowbit/tests/api/support/bigram.rs"]
 mod bigram;
-#[path = "../../../lowbit/tests/library/support/embedding.rs"]
+#[path = "../../../lowbit/tests/api/support/embedding.rs"]
 mod embedding;
-#[path = "../../../lowbit/tests/library/support/reranker.rs"]
+#[path = "../../../lowbit/tests/api/support/reranker.rs"]
 mod reranker;
 mod support;
 

@@ -51,6 +51,18 @@ impl Served {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
+
+    /// Stops it as a supervisor does, for which it has ten seconds. Returns the rest of its log.
+    fn stop(&mut self) -> String {
+        let process = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
+        let start = Instant::now();
+        let status = self.child.wait().unwrap();
+        assert!(status.success() && start.elapsed() < Duration::from_secs(10), "{status}");
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        rest
+    }
 }
 
 impl Drop for Served {
@@ -107,13 +119,7 @@ fn a_model_is_served_until_a_signal() {
     let message = served.json("/v1/messages", &chat(&json!({})));
     assert_eq!(message["content"][0]["text"], content);
 
-    let process = served.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
-    let start = Instant::now();
-    let status = served.child.wait().unwrap();
-    assert!(status.success() && start.elapsed() < Duration::from_secs(10), "{status}");
-    let mut rest = String::new();
-    served.stderr.read_to_string(&mut rest).unwrap();
+    let rest = served.stop();
     let lines: Vec<&str> = rest.lines().collect();
     assert_eq!(lines.len(), 4, "{rest}");
     assert!(
@@ -143,13 +149,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
             answered += usize::from(line.contains("HTTP/1.1 404 "));
         }
     }
-    let process = served.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
-    let start = Instant::now();
-    let status = served.child.wait().unwrap();
-    assert!(status.success() && start.elapsed() < Duration::from_secs(10), "{status}");
-    let mut rest = String::new();
-    served.stderr.read_to_string(&mut rest).unwrap();
+    let rest = served.stop();
     let lines = rest.lines().filter(|line| line.starts_with("GET other 404 ")).count();
     assert!((1000..MORE_THAN_A_PIPE).contains(&lines), "{lines}");
 }

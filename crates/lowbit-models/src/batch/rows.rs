@@ -21,7 +21,7 @@ pub(super) struct Rows {
 struct Table {
     /// u32 `[rows, N]`, as [`Step::rows`] takes it.
     pages: Tensor,
-    /// What was written there.
+    /// The pages that the device was last told of each row.
     written: Vec<Vec<u32>>,
 }
 

@@ -283,7 +283,7 @@ fn a_layer_guesses_for_each_text_as_alone() {
             let want: Vec<_> = order.iter().map(|&place| want[place].clone()).collect();
             assert_eq!(got, want, "{name} on {device:?}");
         }
-        // What it has seen stays.
+        // Keys and values of tokens that it has seen stay.
         let (text, states, cache) = &texts[2];
         for (seen, most) in [(4, 2), (5, 3)] {
             let (text, states) = (&text[..59 + seen], states.rows(seen / 5 * 4, seen).unwrap());

@@ -57,7 +57,8 @@ fn samplings() -> [SampleParams; 3] {
     [SampleParams::default(), drawn, SampleParams { seed: 8, ..drawn }]
 }
 
-fn options(sampling: SampleParams, max_tokens: usize) -> GenerationOptions {
+/// Of replies whose penalties see the last nine tokens.
+pub(crate) fn options(sampling: SampleParams, max_tokens: usize) -> GenerationOptions {
     GenerationOptions::default()
         .with_sampling(sampling)
         .with_max_tokens(max_tokens)

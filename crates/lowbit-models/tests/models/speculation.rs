@@ -1,6 +1,7 @@
 //! Texts do not depend on guesses: those that are right, wrong and missing give the same tokens,
 //! and on a CPU the same bits behind the last norm, as steps without any.
 
+use crate::sessions::options;
 use crate::support::{PROMPT, root};
 use crate::thirds::Thirds;
 use lowbit_files::Checkpoint;
@@ -84,13 +85,6 @@ fn samplings() -> [SampleParams; 3] {
         ..Default::default()
     };
     [SampleParams::default(), drawn, penalised]
-}
-
-fn options(sampling: SampleParams, max_tokens: usize) -> GenerationOptions {
-    GenerationOptions::default()
-        .with_sampling(sampling)
-        .with_max_tokens(max_tokens)
-        .with_repetition_context(9)
 }
 
 fn reply(session: &mut Session<'_>, prompt: &[u32], options: &GenerationOptions) -> Generation {

@@ -1,8 +1,8 @@
 //! The server's tests.
 
-#[path = "../../../lowbit/tests/library/support/embedding.rs"]
+#[path = "../../../lowbit/tests/api/support/embedding.rs"]
 mod embedding;
-#[path = "../../../lowbit/tests/library/support/reranker.rs"]
+#[path = "../../../lowbit/tests/api/support/reranker.rs"]
 mod reranker;
 mod support;
 

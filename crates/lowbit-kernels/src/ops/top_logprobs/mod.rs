@@ -15,7 +15,8 @@ const CHECK: Check = Check("top_logprobs");
 /// For each row r, `ln softmax(logits[r])` of token `tokens[r]` and of the `top` likeliest tokens:
 ///
 /// ```text
-/// m = max_i logits[r, i]    s = sum_i exp(logits[r, i] - m)    logprob(i) = (logits[r, i] - m) - ln s
+/// m = max_i logits[r, i]    s = sum_i exp(logits[r, i] - m)
+/// logprob(i) = (logits[r, i] - m) - ln s
 /// ```
 ///
 /// The likeliest come first, lower ids first where logits are equal (0 is above -0); a row has no
